@@ -268,7 +268,6 @@ WRITTEN_AS_TEXT: list[tuple[dict[str, Any], str]] = [
         },
         "A\nu\nT",
     ),
-    ({"type": "compaction", "content": "So far.", "signature": "x"}, "So far."),
     (
         {"type": "container_upload", "file_id": "file_1", "cache_control": CACHE},
         '{"type":"container_upload","file_id":"file_1"}',

@@ -206,28 +206,6 @@ def test_thinking(fields: dict[str, Any], expected: Thinking) -> None:
     assert decode(**fields).thinking == expected
 
 
-KEEPS: list[tuple[dict[str, Any], object]] = [
-    ({"keep": "all"}, "all"),
-    ({"keep": {"type": "all"}}, "all"),
-    ({"keep": {"type": "thinking_turns", "value": 3}}, 3),
-    ({}, 1),
-]
-
-
-@pytest.mark.parametrize(("edit", "keep"), KEEPS)
-def test_clear_thinking(edit: dict[str, Any], keep: object) -> None:
-    request = decode(
-        context_management={
-            "edits": [
-                {"type": "clear_tool_uses_20250919"},
-                {"type": "clear_thinking_20251015", **edit},
-            ]
-        }
-    )
-    assert request.thinking.keep == keep
-    assert request.ignored == ("context_management.edits[0]",)
-
-
 def test_sampling() -> None:
     request = decode(
         max_tokens=32000, temperature=1, top_p=0.9, top_k=40, stop_sequences=["a", "b"], stream=True

@@ -24,7 +24,8 @@ from dovetail_model import (
     Unsupported,
 )
 from dovetail_protocols.responses import CODEC, ResponsesEcho
-from dovetail_protocols.responses.summary import SUMMARY_INSTRUCTION, SUMMARY_PREFACE, pack_summary
+from dovetail_protocols.responses.summary import pack_summary
+from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 
 
 def decode(headers: dict[str, str] | None = None, **body: Any) -> Request:

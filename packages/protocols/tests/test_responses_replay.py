@@ -24,7 +24,7 @@ from dovetail_model import (
 )
 from dovetail_protocols import SseReader
 from dovetail_protocols.responses import CODEC
-from dovetail_protocols.responses.summary import SUMMARY_PREFACE
+from dovetail_protocols.summary_text import SUMMARY_PREFACE
 
 Items = list[dict[str, Any]]
 OUTPUTS = {

@@ -47,6 +47,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "thinking.budget_tokens": {"thinking": {"type": "enabled"}},
     "thinking.display": {"thinking": {"type": "enabled"}},
     "top_logprobs": {"logprobs": True},
+    "compaction.instructions": {"compaction": {"type": "summarize"}},
 }
 #: Honoured, but this test cannot see how.
 UNSEEN = {
@@ -73,6 +74,8 @@ UNSEEN = {
     "reasoning.context": "about the reasoning of earlier turns",
     "context_management": "about the reasoning of earlier turns",
     "context_management.edits": "about the reasoning of earlier turns",
+    "nvext.reasoning_retention": "about the reasoning of earlier turns",
+    "truncation": "of a prompt that exceeds the context window only",
     "best_of": "an error only if it differs from `n`",
     "stream_options": "only its members have effects",
 }

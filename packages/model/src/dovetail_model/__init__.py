@@ -13,6 +13,16 @@ from dovetail_model.block import (
     ToolRemovalBlock,
     ToolResultBlock,
 )
+from dovetail_model.context import (
+    AppliedEdit,
+    ClearThinking,
+    ClearToolUses,
+    Compact,
+    ContextEdit,
+    ContextManagement,
+    EditTrigger,
+    ReasoningRetention,
+)
 from dovetail_model.error import (
     ClientError,
     ContextOverflow,
@@ -35,9 +45,11 @@ from dovetail_model.error import (
     error_from_failure,
 )
 from dovetail_model.event import (
+    AppliedEdits,
     CallArgs,
     CallClose,
     CallOpen,
+    Compaction,
     Diagnostic,
     Event,
     Failure,
@@ -71,16 +83,25 @@ from dovetail_model.tool import ToolChoice, ToolSpec
 from dovetail_model.usage import Usage
 
 __all__ = [
+    "AppliedEdit",
+    "AppliedEdits",
     "Block",
     "CallArgs",
     "CallClose",
     "CallOpen",
+    "ClearThinking",
+    "ClearToolUses",
     "ClientError",
+    "Compact",
+    "Compaction",
     "ContentBlock",
+    "ContextEdit",
+    "ContextManagement",
     "ContextOverflow",
     "Diagnostic",
     "DocumentBlock",
     "DovetailError",
+    "EditTrigger",
     "EngineError",
     "EngineTimeout",
     "EngineUnavailable",
@@ -106,6 +127,7 @@ __all__ = [
     "RateLimited",
     "ReasoningBlock",
     "ReasoningDelta",
+    "ReasoningRetention",
     "Request",
     "RequestTooLarge",
     "ResponseNotFound",

@@ -90,12 +90,16 @@ ContentBlock = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock | Too
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
-    """The result of a tool call. `call_id` alone identifies the call: the order is arbitrary."""
+    """The result of a tool call. `call_id` alone identifies the call: the order is arbitrary.
+
+    `appended` is the end of its text that the tool did not return: messages of the client.
+    """
 
     type: ClassVar[Literal["tool_result"]] = "tool_result"
     call_id: str
     blocks: tuple[ContentBlock, ...] = ()
     is_error: bool = False
+    appended: str = ""
 
 
 Block = ReasoningBlock | ToolCallBlock | ToolResultBlock | ContentBlock

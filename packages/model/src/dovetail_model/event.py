@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from dovetail_model.context import AppliedEdit
 from dovetail_model.usage import Usage
 
 FinishReason = Literal[
@@ -17,6 +18,7 @@ FinishReason = Literal[
     "stop_sequence",
     "context_window",
     "refusal",
+    "compaction",
     "cancelled",
     "error",
 ]
@@ -99,6 +101,24 @@ class Logprobs(msgspec.Struct, frozen=True, tag="logprobs", gc=False):
     tokens: tuple[TokenLogprob, ...]
 
 
+class Compaction(msgspec.Struct, frozen=True, tag="compaction", gc=False):
+    """A summary that replaces the history before it, with the tokens used to generate it.
+
+    `summary` is None if the model produced none.
+    """
+
+    type: ClassVar[Literal["compaction"]] = "compaction"
+    summary: str | None
+    usage: Usage = Usage()
+
+
+class AppliedEdits(msgspec.Struct, frozen=True, tag="applied_edits"):
+    """The context edits in force in the prompt of this response."""
+
+    type: ClassVar[Literal["applied_edits"]] = "applied_edits"
+    edits: tuple[AppliedEdit, ...]
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish", gc=False):
     """The end of the output and its reason."""
 
@@ -133,6 +153,8 @@ Event = (
     | CallClose
     | Usage
     | Logprobs
+    | Compaction
+    | AppliedEdits
     | Finish
     | Diagnostic
     | Failure

@@ -11,10 +11,13 @@ from operator import attrgetter
 import msgspec
 
 from dovetail_model.block import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_model.context import AppliedEdit
 from dovetail_model.event import (
+    AppliedEdits,
     CallArgs,
     CallClose,
     CallOpen,
+    Compaction,
     Diagnostic,
     Event,
     Failure,
@@ -37,6 +40,7 @@ class Message(msgspec.Struct, frozen=True):
     """A finished message: blocks in output order, finish reason and usage.
 
     `raw` is the complete model output. If there are blocks, it equals their joined `raw`.
+    `compaction` is the summary that precedes the blocks, if the history was compacted.
     """
 
     blocks: tuple[OutputBlock, ...] = ()
@@ -47,6 +51,8 @@ class Message(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     raw: str = ""
+    compaction: Compaction | None = None
+    applied_edits: tuple[AppliedEdit, ...] = ()
 
 
 class Fold:
@@ -56,6 +62,8 @@ class Fold:
     """
 
     __slots__ = (
+        "_applied_edits",
+        "_compaction",
         "_diagnostics",
         "_failure",
         "_finish",
@@ -79,6 +87,8 @@ class Fold:
         self._failure: Failure | None = None
         self._diagnostics: list[Diagnostic] = []
         self._logprobs: list[TokenLogprob] = []
+        self._compaction: Compaction | None = None
+        self._applied_edits: tuple[AppliedEdit, ...] = ()
 
     def add(self, event: Event) -> None:
         if type(event) is self._runs:
@@ -114,10 +124,10 @@ class Fold:
                 self._call(index).add(text, raw)
             case CallClose(index=index, raw=raw):
                 self._call(index).end(raw)
-            case Usage() | Logprobs() | Finish() | Diagnostic() | Failure():
+            case _:
                 self._record(event)
 
-    def _record(self, event: Usage | Logprobs | Finish | Diagnostic | Failure) -> None:
+    def _record(self, event: Event) -> None:
         """Record an event that describes the message but is not part of its content."""
         match event:
             case Logprobs(tokens=tokens):
@@ -130,6 +140,10 @@ class Fold:
                 self._diagnostics.append(event)
             case Failure():
                 self._failure = event
+            case Compaction():
+                self._compaction = event
+            case AppliedEdits(edits=edits):
+                self._applied_edits = edits
 
     def message(self) -> Message:
         self._join()
@@ -144,6 +158,8 @@ class Fold:
             failure=self._failure,
             logprobs=tuple(self._logprobs),
             raw="".join(self._lead) + "".join(block.raw for block in blocks),
+            compaction=self._compaction,
+            applied_edits=self._applied_edits,
         )
 
     def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail_model.block import Block
+from dovetail_model.context import ContextManagement, ReasoningRetention
 from dovetail_model.tool import ToolChoice, ToolSpec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -46,7 +47,10 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The client's reasoning controls. None leaves the choice to the chat template."""
+    """The client's reasoning controls. None leaves the choice to the chat template.
+
+    `retention` says which finished turns keep their reasoning; None means the server's setting.
+    """
 
     enabled: bool | None = None
     effort: str | None = None
@@ -54,6 +58,7 @@ class Thinking(msgspec.Struct, frozen=True):
     keep: Literal["all", "template"] | int = "template"
     summary: str | None = None
     template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    retention: ReasoningRetention | None = None
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
@@ -122,6 +127,7 @@ class Request(msgspec.Struct, frozen=True):
     output: OutputFormat = OutputFormat()
     identity: Identity = Identity()
     hints: Hints = Hints()
+    context: ContextManagement = ContextManagement()
     stream: bool = False
     ignored: tuple[str, ...] = ()
     echo: object = None

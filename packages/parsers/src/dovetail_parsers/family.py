@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail_model import OutputBlock
+from dovetail_model import OutputBlock, ReasoningRetention
 from dovetail_parsers.grammar import ReasoningFormat, ToolFormat
 
 
@@ -17,6 +17,8 @@ class Family:
     `reasoning_template_markers` are further ones if only some of its models reason.
     `unified` formats write reasoning and calls in one table and pair only with themselves; their
     headers cannot be generated from the table, so they provide their own writer.
+    `retention` says which turns keep their reasoning if neither the server nor the request does;
+    None leaves it to the chat template.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Family:
     models: Mapping[str, str | None] = field(default_factory=dict)
     template_markers: tuple[str, ...] = ()
     reasoning_template_markers: tuple[str, ...] = ()
+    retention: ReasoningRetention | None = None
     unified: Callable[[Sequence[OutputBlock]], str] | None = field(default=None, repr=False)
     tools: ToolFormat | None = field(default=None, repr=False)
     reasoning: ReasoningFormat | None = field(default=None, repr=False)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 
+from dovetail_model import ReasoningRetention
 from dovetail_parsers.families import FAMILIES
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Grammar
@@ -36,6 +37,14 @@ def tool_family(name: str) -> Family:
 def reasoning_family(name: str) -> Family:
     """Return the family of this reasoning parser."""
     return _find_named(name, _reasoning_names(), "reasoning")
+
+
+@cache
+def default_retention(tool: str | None, reasoning: str | None) -> ReasoningRetention:
+    """Return which turns keep their reasoning by default with these parsers."""
+    sides = (tool and tool_family(tool), reasoning and reasoning_family(reasoning))
+    declared = (side.retention for side in sides if isinstance(side, Family))
+    return next(filter(None, declared), "template")
 
 
 @cache

@@ -59,6 +59,7 @@ from dovetail_protocols.responses import (
     with_effective_sampling,
 )
 from dovetail_protocols.sse import ServerEvent, SseReader
+from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
 
 __all__ = [
@@ -71,6 +72,8 @@ __all__ = [
     "MESSAGES",
     "MODELS_ETAG_HEADER",
     "RESPONSES",
+    "SUMMARY_INSTRUCTION",
+    "SUMMARY_PREFACE",
     "ChatCodec",
     "ChatReader",
     "Clock",

@@ -1,11 +1,11 @@
 """Scheduling hints and options of a harness: `nvext` and related headers."""
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from dovetail_model import Hints
+from dovetail_model import Hints, InvalidRequest, ReasoningRetention
 from dovetail_protocols.codec import Headers
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -25,10 +25,14 @@ class NvextOptions(msgspec.Struct, frozen=True):
     hints: Hints
     extra_fields: frozenset[str] = frozenset()
     max_thinking_tokens: int | None = None
+    reasoning_retention: ReasoningRetention | None = None
 
 
 def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
-    """Read hints and options. No value is rejected."""
+    """Read hints and options.
+
+    Only `reasoning_retention` is rejected if invalid: it changes the prompt.
+    """
     fields: dict[str, Any] = nvext if isinstance(nvext, dict) else {}
     raw = fields.get("agent_hints")
     agent: dict[str, Any] = raw if isinstance(raw, dict) else {}
@@ -48,6 +52,9 @@ def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
         ),
         extra_fields=frozenset(_texts(fields.get("extra_fields"))),
         max_thinking_tokens=_first_integer(fields.get("max_thinking_tokens")),
+        reasoning_retention=_retention(
+            headers.get("x-dovetail-reasoning-retention"), fields.get("reasoning_retention")
+        ),
     )
 
 
@@ -63,6 +70,19 @@ def _channels(header: str | None, field: object) -> frozenset[DispatchChannel]:
     else:
         names = [field] if isinstance(field, str) else _texts(field)
     return frozenset[DispatchChannel]().union(*(_CHANNELS.get(name, frozenset()) for name in names))
+
+
+def _retention(header: str | None, field: object) -> ReasoningRetention | None:
+    """Read the retention of reasoning. The header takes precedence."""
+    given = field if header is None else header.strip().lower()
+    if given is None:
+        return None
+    for name in get_args(ReasoningRetention):
+        if given == name:
+            return name  # type: ignore[no-any-return]
+    param = "nvext.reasoning_retention" if header is None else "x-dovetail-reasoning-retention"
+    names = ", ".join(get_args(ReasoningRetention))
+    raise InvalidRequest(f"{param}: must be one of {names}, got {given!r}", param=param)
 
 
 def _first_integer(*candidates: object) -> int | None:

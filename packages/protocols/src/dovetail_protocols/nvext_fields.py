@@ -40,6 +40,14 @@ NVEXT_OUTPUT_FIELDS = (
     Field(
         "nvext.max_thinking_tokens", "hint", 4, "Reasoning budget, unless the API's own is less."
     ),
+    Field(
+        "nvext.reasoning_retention",
+        "input",
+        "none",
+        "Which turns [keep their "
+        "reasoning](../context-management.md#retention-of-reasoning); also in the header "
+        "`x-dovetail-reasoning-retention`.",
+    ),
     Field("nvext.dispatch", "hint", ["reasoning"], "Dispatch events in the stream."),
 )
 

@@ -51,7 +51,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
         tools=chat_tools.tools,
         tool_choice=chat_tools.choice,
         sampling=sampling,
-        thinking=decode_thinking(wire, nvext.max_thinking_tokens),
+        thinking=decode_thinking(wire, nvext),
         output=output,
         identity=read_identity(
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)

@@ -7,16 +7,12 @@ import msgspec
 
 from dovetail_model import (
     CallArgs,
-    CallClose,
     CallOpen,
-    Diagnostic,
     Event,
-    Failure,
     Finish,
     Logprobs,
     ReasoningDelta,
     Request,
-    SpanEnd,
     TextDelta,
     TokenLogprob,
     Usage,
@@ -116,10 +112,7 @@ class _ChatChoiceWriter:
     def _deltas(self, kind: type[Event], field: bytes) -> DeltaRun:
         return DeltaRun(kind, self._start + b'"%s":' % field, _DELTA_END, choice=self._at)
 
-    def _encode_other(
-        self,
-        event: CallOpen | CallClose | SpanEnd | Usage | Logprobs | Finish | Diagnostic | Failure,
-    ) -> bytes:
+    def _encode_other(self, event: Event) -> bytes:
         match event:
             case CallOpen():
                 return self._open(event)
@@ -129,8 +122,6 @@ class _ChatChoiceWriter:
                 self._logprobs += tokens
             case Finish():
                 return self._finish(event)
-            case CallClose() | SpanEnd() | Logprobs() | Diagnostic() | Failure():
-                pass
         return b""
 
     def _open(self, call: CallOpen) -> bytes:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from dovetail_model import Thinking
 from dovetail_protocols.chat.wire import ChatRequest
+from dovetail_protocols.hints import NvextOptions
 
 _ON = frozenset({"enabled", "adaptive", "auto", "on", "true", "thinking", "think"})
 _OFF = frozenset({"disabled", "none", "off", "false", "chat", "no_think"})
 
 
-def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -> Thinking:
+def decode_thinking(wire: ChatRequest, nvext: NvextOptions) -> Thinking:
     """Decode the thinking controls. Template arguments are passed on unchanged."""
     template = {**(wire.chat_template_args or {}), **(wire.chat_template_kwargs or {})}
     reasoning, switch = _fields(wire.reasoning, "enabled"), _fields(wire.thinking, "type")
@@ -28,7 +29,7 @@ def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -
         reasoning.get("enabled"),
     )
     budgets = (
-        max_thinking_tokens,
+        nvext.max_thinking_tokens,
         template.get("thinking_budget"),
         wire.thinking_budget,
         wire.thinking_token_budget,
@@ -42,6 +43,7 @@ def decode_thinking(wire: ChatRequest, max_thinking_tokens: int | None = None) -
         keep=_keep(switch),
         summary=_text(reasoning.get("summary")),
         template_kwargs=template,
+        retention=nvext.reasoning_retention,
     )
 
 

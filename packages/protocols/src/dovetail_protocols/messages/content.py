@@ -27,6 +27,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.block_text import block_to_text, content_to_text
+from dovetail_protocols.messages.context import CompactedText
 from dovetail_protocols.request_body import convert
 
 _Decode = Callable[[dict[str, Any], str], tuple[Block, ...]]
@@ -193,9 +194,9 @@ def decode_tool(value: object, path: str) -> ToolSpec | None:
 
 
 def _compaction(item: dict[str, Any], path: str) -> tuple[Block, ...]:
-    """Decode another server's summary. Without content it yields no block."""
+    """Decode a summary. Without content it yields no block, and nothing is cut."""
     content = item.get("content")
-    return _text(content) if isinstance(content, str) else ()
+    return (CompactedText(content),) if isinstance(content, str) and content.strip() else ()
 
 
 _DECODERS: dict[str, _Decode] = {

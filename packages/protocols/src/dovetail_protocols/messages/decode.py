@@ -25,11 +25,12 @@ from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.engine_fields import apply_engine_fields
-from dovetail_protocols.hints import read_nvext
+from dovetail_protocols.hints import NvextOptions, read_nvext
 from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content, decode_tool
+from dovetail_protocols.messages.context import check_summarizable, cut_compacted, decode_context
 from dovetail_protocols.messages.fields import MESSAGES_FIELDS
 from dovetail_protocols.request_body import RequestBody, convert
 
@@ -59,12 +60,16 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
     request = _decode(body, headers, cache)
     if not request.turns:
         raise InvalidRequest("messages: must contain at least one message", param="messages")
+    if request.context.summarize is not None:
+        check_summarizable(request.turns)
     return request
 
 
 def decode_count(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
     """Decode a request to count the tokens of a prompt. It may contain only tools."""
-    return msgspec.structs.replace(_decode(body, headers, cache), stream=False)
+    request = _decode(body, headers, cache)
+    context = msgspec.structs.replace(request.context, summarize=None)  # not counted by the API
+    return msgspec.structs.replace(request, stream=False, context=context)
 
 
 def _decode(body: bytes, headers: Headers, cache: DecodeCache | None) -> Request:
@@ -85,30 +90,34 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
     nvext = read_nvext(body.nvext, headers)
     system, tools = body.system or "", body.tools or ()
     toolbox = sent.get_or_decode("messages.tools", tools, lambda: _tools(sent, tools))
-    thinking, edits = _thinking(body, nvext.max_thinking_tokens)
+    context, keep, unknown_edits = decode_context(body)
     session, user = _session_and_user(body.metadata)
     sampling, output = apply_engine_fields(sent.fields, _sampling(body), _output(body))
     return Request(
         model=body.model,
-        turns=tuple(
-            sent.decode_history(
-                body.messages,
-                lambda at, raw: _turn(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
-                indexed=False,
-            )
-        ),
+        turns=_turns(body, sent),
         system=sent.get_or_decode("messages.system", system, lambda: _system(sent, system)),
         tools=toolbox.specs,
         tool_choice=_tool_choice(body.tool_choice, toolbox),
         sampling=sampling,
-        thinking=thinking,
+        thinking=_thinking(body, nvext, keep),
         output=output,
         identity=read_identity(headers, session=session, user=user),
         hints=nvext.hints,
+        context=context,
         stream=bool(body.stream),
-        ignored=(*unused, *toolbox.skipped, *toolbox.unused, *edits),
+        ignored=(*unused, *toolbox.skipped, *toolbox.unused, *unknown_edits),
         echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
     )
+
+
+def _turns(body: wire.Request, sent: RequestBody) -> tuple[Turn, ...]:
+    decoded = sent.decode_history(
+        body.messages,
+        lambda at, raw: _turn(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
+        indexed=False,
+    )
+    return cut_compacted(tuple(decoded))
 
 
 def _turn(value: object, path: str) -> Turn:
@@ -177,47 +186,23 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
     return ToolChoice(mode, choice.name, choice.disable_parallel_tool_use is False)
 
 
-def _thinking(body: wire.Request, budget: int | None) -> tuple[Thinking, list[str]]:
-    """Decode the thinking controls, and return the paths of unsupported context edits.
+def _thinking(body: wire.Request, nvext: NvextOptions, keep: Literal["all"] | None) -> Thinking:
+    """Decode the thinking controls.
 
     An absent control must stay absent: Claude Code's sub-agents omit `thinking` and still replay
     reasoning, which the template must render as before.
     """
-    keep: Literal["all", "template"] | int = "template"
-    edits: list[str] = []
-    for at, edit in enumerate(_edits(body)):
-        if edit.type.startswith("clear_thinking"):
-            keep = _keep(edit.keep, f"context_management.edits[{at}].keep")
-        else:
-            edits.append(f"context_management.edits[{at}]")
-    config, output = body.thinking, body.output_config
+    config, output, budget = body.thinking, body.output_config, nvext.max_thinking_tokens
     if config is not None and config.budget_tokens is not None:
         requested = int(config.budget_tokens)
         budget = requested if budget is None else min(requested, budget)
-    thinking = Thinking(
+    return Thinking(
         enabled=None if config is None else config.type != "disabled",
         effort=None if output is None else output.effort,
         budget=budget,
-        keep=keep,
+        keep=keep or "template",
+        retention=nvext.reasoning_retention,
     )
-    return thinking, edits
-
-
-def _edits(body: wire.Request) -> list[wire.Edit]:
-    management = body.context_management
-    return [] if management is None else management.edits or []
-
-
-def _keep(keep: object, path: str) -> Literal["all"] | int:
-    """Return for how many turns reasoning is retained. The API's default is the last turn."""
-    if keep is None:
-        return 1
-    if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
-        return "all"
-    value = keep.get("value") if isinstance(keep, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise InvalidRequest(f"{path}: must be `all` or a number of turns >= 0", param=path)
 
 
 def _output(body: wire.Request) -> OutputFormat:

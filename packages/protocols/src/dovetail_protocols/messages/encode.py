@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dovetail_model import (
+    AppliedEdit,
+    AppliedEdits,
     CallArgs,
     CallClose,
     CallOpen,
+    Compaction,
     Event,
     Failure,
     Finish,
@@ -33,6 +36,8 @@ from dovetail_protocols.messages.message import (
     BROKEN_OUTPUT,
     MESSAGE_PREFIX,
     STOP_REASONS,
+    clean_summary,
+    context_out,
     to_usage_out,
 )
 from dovetail_protocols.sse import frame
@@ -55,6 +60,7 @@ _START = frame(
 _STOP = frame(b'{"type":"content_block_stop","index":%d}', b"content_block_stop")
 _TEXT = b'{"type":"text","text":""}'
 _THINKING = b'{"type":"thinking","thinking":"","signature":""}'
+_COMPACTION = b'{"type":"compaction","content":null}'
 _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
@@ -62,14 +68,16 @@ class MessagesStream(DeltaRunEncoder):
     """Encodes the frames of one response. Calls are sequential, as models generate them."""
 
     __slots__ = (
+        "_applied_edits",
         "_block",
         "_call",
+        "_compaction",
         "_dispatcher",
         "_ids",
         "_index",
-        "_model",
         "_over",
         "_pending",
+        "_request",
         "_sent",
         "_started",
         "_usage",
@@ -78,7 +86,7 @@ class MessagesStream(DeltaRunEncoder):
     def __init__(self, request: Request, ids: IdFactory) -> None:
         super().__init__()
         self._ids = ids
-        self._model = request.model
+        self._request = request
         dispatcher = Dispatcher(request.hints)
         self._dispatcher = dispatcher if dispatcher.active else None
         self._usage = Usage()
@@ -89,6 +97,8 @@ class MessagesStream(DeltaRunEncoder):
         self._pending: list[str] = []  # leading white space of a text block without content
         self._call = CallOpen(-1, "")
         self._sent = False  # whether any arguments of the open call were sent
+        self._compaction: Compaction | None = None
+        self._applied_edits: tuple[AppliedEdit, ...] = ()
 
     def _encode(self, events: Sequence[Event], choice: int) -> bytes:
         """Encode these events. The API has one choice; others are ignored."""
@@ -129,7 +139,13 @@ class MessagesStream(DeltaRunEncoder):
         self._started = True
         usage = event if isinstance(event, Usage) else self._usage
         message = wire.MessageOut(
-            self._ids(MESSAGE_PREFIX), "assistant", self._model, [], None, None, to_usage_out(usage)
+            self._ids(MESSAGE_PREFIX),
+            "assistant",
+            self._request.model,
+            [],
+            None,
+            None,
+            to_usage_out(usage),
         )
         data = b'{"type":"message_start","message":' + msgspec.json.encode(message) + b"}"
         return frame(data, b"message_start")
@@ -199,16 +215,34 @@ class MessagesStream(DeltaRunEncoder):
         self._usage = event
         return b""
 
+    def _on_compaction(self, event: Compaction) -> bytes:
+        """Encode a summary in one piece: clients replace its content by each delta."""
+        self._compaction = event
+        delta = wire.CompactionDeltaOut(clean_summary(event))
+        frames = self._end() + _START % (self._index, _COMPACTION)
+        frames += frame(
+            msgspec.json.encode(wire.BlockDeltaOut(self._index, delta)), b"content_block_delta"
+        )
+        self._index += 1
+        return frames + _STOP % (self._index - 1)
+
+    def _on_applied_edits(self, event: AppliedEdits) -> bytes:
+        self._applied_edits = event.edits
+        return b""
+
     def _on_finish(self, event: Finish) -> bytes:
         reason = STOP_REASONS.get(event.reason)
         if reason is None:
             return self._on_failure(BROKEN_OUTPUT)
         self._over = True
-        delta = {
+        delta: dict[str, object] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": event.stop_sequence},
-            "usage": to_usage_out(self._usage),
+            "usage": to_usage_out(self._usage, self._compaction, event.reason),
         }
+        context = context_out(self._request, self._applied_edits)
+        if context is not None:
+            delta["context_management"] = context
         return self._end() + frame(msgspec.json.encode(delta), b"message_delta") + _MESSAGE_STOP
 
     def _on_failure(self, event: Failure) -> bytes:
@@ -247,6 +281,8 @@ _HANDLERS: dict[type, Callable[..., bytes]] = {
     CallArgs: MessagesStream._on_call_args,
     CallClose: MessagesStream._on_call_close,
     Usage: MessagesStream._on_usage,
+    Compaction: MessagesStream._on_compaction,
+    AppliedEdits: MessagesStream._on_applied_edits,
     Finish: MessagesStream._on_finish,
     Failure: MessagesStream._on_failure,
 }

@@ -63,8 +63,22 @@ _INPUT = (
         "context_management.edits",
         "hint",
         [{"type": "clear_thinking_20251015", "keep": "all"}],
-        "`clear_thinking` edits are applied, with `keep` all or a number of turns (1 if absent). "
-        "Other edits are reported and not applied.",
+        "`clear_thinking_20251015`, `clear_tool_uses_20250919` and `compact_20260112`, see [context "
+        "management](../context-management.md). Other edits are reported and not applied.",
+    ),
+    Field(
+        "compaction",
+        "input",
+        {"type": "summarize"},
+        "The response is a summary of the history, see "
+        "[compaction](../context-management.md#compaction).",
+    ),
+    Field("compaction.type", "input", "summarize", "Only summarize."),
+    Field(
+        "compaction.instructions",
+        "input",
+        "In one line.",
+        "Replace the server's instructions for the summary.",
     ),
     Field("service_tier", "hint", "standard_only", "", "reported", ("auto",)),
     Field("inference_geo", "hint", "eu", "", "reported"),

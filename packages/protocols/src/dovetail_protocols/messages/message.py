@@ -1,10 +1,13 @@
 """Encode a non-streaming response, and the parts that the stream shares with it."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from dovetail_model import (
+    AppliedEdit,
+    Compaction,
     Failure,
     FinishReason,
     Message,
@@ -19,8 +22,10 @@ from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.json_strings import replace_surrogates
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import input_json
+from dovetail_protocols.messages.context import to_context_out
 
 MESSAGE_PREFIX = "msg_"
+_BlockOut = wire.TextOut | wire.ThinkingOut | wire.ToolUseOut | wire.CompactionOut
 
 STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
@@ -29,6 +34,7 @@ STOP_REASONS: dict[FinishReason, str] = {
     "stop_sequence": "stop_sequence",
     "context_window": "model_context_window_exceeded",
     "refusal": "refusal",
+    "compaction": "compaction",
 }
 BROKEN_OUTPUT = Failure("engine", "The model's output ended unexpectedly.")
 
@@ -45,28 +51,74 @@ def encode_message(
         id=ids(MESSAGE_PREFIX),
         role="assistant",
         model=request.model,
-        content=[_block(block) for block in message.blocks if not _is_blank(block)],
+        content=_content(message),
         stop_reason=reason,
         stop_sequence=message.stop_sequence,
-        usage=to_usage_out(message.usage),
+        usage=to_usage_out(message.usage, message.compaction, message.finish),
+        context_management=context_out(request, message.applied_edits),
     )
     return msgspec.json.encode(response)
 
 
-def encode_count(tokens: int) -> bytes:
-    """Encode the response to a request to count tokens."""
-    return b'{"input_tokens":%d}' % tokens
+def encode_count(tokens: int, original: int | None = None) -> bytes:
+    """Encode a token count. `original` is the count without context edits, if any is requested."""
+    if original is None:
+        return b'{"input_tokens":%d}' % tokens
+    count = {"input_tokens": tokens, "context_management": {"original_input_tokens": original}}
+    return msgspec.json.encode(count)
 
 
-def to_usage_out(usage: Usage) -> wire.UsageOut:
+def to_usage_out(
+    usage: Usage, compaction: Compaction | None = None, finish: FinishReason = "stop"
+) -> wire.UsageOut:
+    """Encode token counts. The tokens of a summary are listed, but not added to the others."""
     reasoning_tokens = usage.reasoning_tokens
+    iterations = None
+    if compaction is not None:
+        iterations = [_iteration("compaction", compaction.usage)]
+        if finish != "compaction":
+            iterations.append(_iteration("message", usage))
     return wire.UsageOut(
-        input_tokens=max(0, usage.input_tokens - usage.cached_tokens),
+        input_tokens=_uncached_tokens(usage),
         cache_creation_input_tokens=0,
         cache_read_input_tokens=usage.cached_tokens,
         output_tokens=usage.output_tokens,
         output_tokens_details=wire.OutputDetailsOut(reasoning_tokens) if reasoning_tokens else None,
+        iterations=iterations,
     )
+
+
+def context_out(request: Request, edits: Sequence[AppliedEdit]) -> wire.ContextManagementOut | None:
+    """Encode the applied edits, None if the request asks for none and none is in force."""
+    return to_context_out(edits) if edits or request.context.edits else None
+
+
+def _iteration(kind: Literal["message", "compaction"], usage: Usage) -> wire.IterationOut:
+    return wire.IterationOut(
+        type=kind,
+        input_tokens=_uncached_tokens(usage),
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+def _uncached_tokens(usage: Usage) -> int:
+    return max(0, usage.input_tokens - usage.cached_tokens)
+
+
+def _content(message: Message) -> list[_BlockOut]:
+    content: list[_BlockOut] = []
+    if message.compaction is not None:
+        content.append(wire.CompactionOut(clean_summary(message.compaction)))
+    content += [_block(block) for block in message.blocks if not _is_blank(block)]
+    return content
+
+
+def clean_summary(compaction: Compaction) -> str | None:
+    """Return the summary as valid Unicode."""
+    summary = compaction.summary
+    return None if summary is None else replace_surrogates(summary)
 
 
 def _is_blank(block: OutputBlock) -> bool:

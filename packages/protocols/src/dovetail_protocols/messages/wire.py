@@ -116,15 +116,45 @@ class OutputConfig(msgspec.Struct, frozen=True):
     format: Format | None = None
 
 
-class Edit(msgspec.Struct, frozen=True):
-    """One context edit; `keep` is `all` or the number of turns whose reasoning is retained."""
+class Amount(msgspec.Struct, frozen=True):
+    """A number of tokens, tool uses or turns."""
+
+    value: Annotated[int, msgspec.Meta(ge=0)]
+    type: str = ""
+
+
+class ClearThinkingIn(msgspec.Struct, frozen=True):
+    """`keep` is `all` or the number of turns whose reasoning is retained."""
 
     type: str
     keep: Any = None
 
 
+class ClearToolUsesIn(msgspec.Struct, frozen=True):
+    type: str
+    trigger: Amount | None = None
+    keep: Amount | None = None
+    clear_at_least: Amount | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+
+
+class CompactIn(msgspec.Struct, frozen=True):
+    type: str
+    trigger: Amount | None = None
+    instructions: str | None = None
+    pause_after_compaction: bool | None = None
+
+
 class ContextManagement(msgspec.Struct, frozen=True):
-    edits: list[Edit] | None = None
+    edits: list[dict[str, Any]] | None = None
+
+
+class CompactionConfig(msgspec.Struct, frozen=True):
+    """A request for a summary of the history, which is then the whole response."""
+
+    type: Literal["summarize"]
+    instructions: str | None = None
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -151,6 +181,7 @@ class Request(msgspec.Struct, frozen=True):
     top_k: Count | None = None
     thinking: ThinkingConfig | None = None
     context_management: ContextManagement | None = None
+    compaction: CompactionConfig | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None
     cache_control: Any = None
@@ -175,6 +206,45 @@ class ToolUseOut(msgspec.Struct, frozen=True, tag="tool_use"):
     input: msgspec.Raw
 
 
+class CompactionOut(msgspec.Struct, frozen=True, tag="compaction"):
+    """A summary of the history before it; null if there is none."""
+
+    content: str | None
+
+
+class CompactionDeltaOut(msgspec.Struct, frozen=True, tag="compaction_delta"):
+    content: str | None
+
+
+class BlockDeltaOut(msgspec.Struct, frozen=True, tag="content_block_delta"):
+    index: int
+    delta: CompactionDeltaOut
+
+
+class ClearedToolUsesOut(msgspec.Struct, frozen=True, tag="clear_tool_uses_20250919"):
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+class ClearedThinkingOut(msgspec.Struct, frozen=True, tag="clear_thinking_20251015"):
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class ContextManagementOut(msgspec.Struct, frozen=True):
+    applied_edits: list[ClearedToolUsesOut | ClearedThinkingOut]
+
+
+class IterationOut(msgspec.Struct, frozen=True):
+    """The tokens of one generation: of the summary (`compaction`) or of the message."""
+
+    type: Literal["message", "compaction"]
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
 class OutputDetailsOut(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
@@ -187,15 +257,17 @@ class UsageOut(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputDetailsOut | None = None
+    iterations: list[IterationOut] | None = None
 
 
-class MessageOut(msgspec.Struct, frozen=True, tag="message"):
+class MessageOut(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
     """The response message; without content in `message_start`."""
 
     id: str
     role: str
     model: str
-    content: list[TextOut | ThinkingOut | ToolUseOut]
+    content: list[TextOut | ThinkingOut | ToolUseOut | CompactionOut]
     stop_reason: str | None
     stop_sequence: str | None
     usage: UsageOut
+    context_management: ContextManagementOut | None = None

@@ -6,6 +6,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    ContextManagement,
     Identity,
     InvalidRequest,
     OutputFormat,
@@ -81,6 +82,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
         output=output,
         identity=_identity(body, headers, compacts),
         hints=nvext.hints,
+        context=ContextManagement(truncate=_truncates(body.truncation)),
         stream=body.stream is True,
         ignored=tuple(ignored),
         echo=build_echo(
@@ -183,7 +185,15 @@ def _thinking(body: wire.Body, nvext: NvextOptions) -> Thinking:
         keep="all" if reasoning.context == "all_turns" else "template",
         summary=None if summary == "none" else summary,
         template_kwargs=kwargs,
+        retention=nvext.reasoning_retention,
     )
+
+
+def _truncates(truncation: str | None) -> bool:
+    if truncation not in (None, "auto", "disabled"):
+        message = f"truncation: must be auto or disabled, got {truncation!r}"
+        raise InvalidRequest(message, param="truncation")
+    return truncation == "auto"
 
 
 def _enabled(kwargs: wire.Json, effort: str | None) -> bool | None:

@@ -102,11 +102,12 @@ _INPUT = (
     ),
     Field(
         "truncation",
-        "hint",
+        "input",
         "auto",
-        "Repeated in the response.",
-        "reported",
-        ("disabled",),
+        "`auto` drops the oldest turns if the prompt exceeds the context window, see "
+        "[truncation](../context-management.md#truncation-of-the-responses-api). `disabled`, the "
+        "default, rejects such a request.",
+        neutral=("disabled",),
     ),
 )
 

@@ -24,6 +24,7 @@ from dovetail_model import (
 from dovetail_protocols.request_body import RequestBody, convert, join_turns
 from dovetail_protocols.responses import content, hosted, summary, wire
 from dovetail_protocols.responses.tools import find_references
+from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -224,7 +225,7 @@ def _hosted(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 def _trigger(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     piece.compacts = True
-    piece.add_turn("user", TextBlock(summary.SUMMARY_INSTRUCTION))
+    piece.add_turn("user", TextBlock(SUMMARY_INSTRUCTION))
 
 
 def _compaction(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
@@ -233,7 +234,7 @@ def _compaction(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     if text is None:
         piece.ignored.append(path)
     else:
-        piece.add_turn("user", TextBlock(summary.SUMMARY_PREFACE + text))
+        piece.add_turn("user", TextBlock(SUMMARY_PREFACE + text))
 
 
 def _ignore(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
