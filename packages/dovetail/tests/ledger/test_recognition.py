@@ -14,12 +14,8 @@ from dovetail.ledger.entry import EntrySpan, LedgerEntry, pack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.ledger.recognition import (
-    RecognitionScope,
-    RecognizedHistory,
-    ReplayPolicy,
-    TurnRecognizer,
-)
+from dovetail.ledger.recognition import ReplayPolicy, TurnRecognizer
+from dovetail.ledger.recognized_history import RecognitionScope, RecognizedHistory
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer, SealPayload
 from dovetail.ledger.store import MAX_LOOKUP_IDS

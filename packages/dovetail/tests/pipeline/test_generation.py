@@ -13,7 +13,7 @@ from scripted_run import OddSpelling
 
 from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.seal import Sealer, SealPayload, read_entry_id
 from dovetail.ledger.turn_digest import digest_turn, extend_chain
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner

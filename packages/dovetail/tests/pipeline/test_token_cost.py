@@ -14,7 +14,7 @@ from itertools import count, cycle, islice
 import pytest
 from real_models import PAIRS, model, require
 
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.prompt.prompt import HeadDigests, Prompt
 from dovetail_model import Request, ToolSpec

@@ -9,7 +9,7 @@ from ledger_entries import turn as entry
 from splice_cases import THINKING, at_hand, chat_template, controls_of, facts_of, parsers_of
 
 from dovetail.ledger.entry import pack_ids
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.models.files import CHATML_TEMPLATE
 from dovetail.prompt.renderer import PromptRenderer

@@ -56,11 +56,14 @@ _IMAGE = ImageBlock("image/png", "AAAA")
         (Turn("user", (_IMAGE,)), Turn("user", (_IMAGE, TextBlock("x")))),
         (
             Turn("tool", (ToolResultBlock("1", (TextBlock("a"),)),)),
-            Turn("tool", (ToolResultBlock("1", (TextBlock("a\n\nx"),)),)),
+            Turn("tool", (ToolResultBlock("1", (TextBlock("a\n\nx"),), appended="x"),)),
         ),
         (
             Turn("tool", (ToolResultBlock("1", ()), ToolResultBlock("2", (), True))),
-            Turn("tool", (ToolResultBlock("1", ()), ToolResultBlock("2", (TextBlock("x"),), True))),
+            Turn(
+                "tool",
+                (ToolResultBlock("1", ()), ToolResultBlock("2", (TextBlock("x"),), True, "x")),
+            ),
         ),
     ],
 )
@@ -84,6 +87,6 @@ def test_additions_stay_before_the_turn_that_followed_them() -> None:
     )
     shown = append_additions(turns, {"entry1": 1, "entry2": 3}, additions)
     assert shown[0] == Turn("user", (TextBlock("one\n\nA"),))
-    assert shown[2] == Turn("tool", (ToolResultBlock("1", (TextBlock("two\n\nB"),)),))
+    assert shown[2] == Turn("tool", (ToolResultBlock("1", (TextBlock("two\n\nB"),), appended="B"),))
     assert shown[4] == Turn("user", (TextBlock("four\n\nC"),))
     assert (shown[1], shown[3]) == (turns[1], turns[3])

@@ -76,6 +76,7 @@ CASES: list[tuple[DivergenceReason, str, dict[str, Any], int | None]] = [
         {"turns": "uav", "reasoning_cleared": True, "policy_dropped": True, "switches": b"w"},
         None,
     ),
+    ("edit", "STW u1 a:said. u2 a:", {"turns": "uav", "context_edited": True}, None),
     ("history", "STW uX a:", {"turns": "x", "reasoning_cleared": True, "policy_dropped": True}, 0),
     ("retokenization", "STW u1 a:I  aid. u2 a:", {"turns": "uav"}, None),
 ]

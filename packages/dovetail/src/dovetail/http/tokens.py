@@ -56,8 +56,8 @@ class TokensEndpoints:
         request = await run_decoder(body, lambda: decode_count(body, headers, memory))
         check_request(request, self._options.request_limits, MESSAGES.history_field)
         entry = self._service.find(request.model)
-        tokens = await count_tokens(entry, _with_tenant(request, exchange.tenant))
-        await exchange.respond(200, encode_count(tokens))
+        count = await count_tokens(entry, _with_tenant(request, exchange.tenant))
+        await exchange.respond(200, encode_count(count.tokens, count.original))
 
     async def tokenize(self, exchange: ApiExchange) -> None:
         body = await self._read_body(exchange)

@@ -96,6 +96,11 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return tuple(span.id for span in self.spans if span.kind == "call" and span.id)
 
 
+def has_reasoning(entry: LedgerEntry) -> bool:
+    """Return whether the model generated reasoning in a turn."""
+    return any(span.kind == "reasoning" for span in entry.spans)
+
+
 def normalize_session_name(name: str) -> str:
     """Return a session name as stored: hashed if too long, with unencodable characters replaced."""
     if len(name) > _MAX_SESSION_NAME_CHARS:

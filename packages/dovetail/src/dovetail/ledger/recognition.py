@@ -8,8 +8,7 @@ same holds if a second candidate may exist that is not known.
 
 import asyncio
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
@@ -30,72 +29,16 @@ from dovetail.ledger.history_match import (
     next_step,
 )
 from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.recognized_history import RecognitionScope, RecognizedHistory
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import read_entry_id
 from dovetail.ledger.store import MAX_LOOKUP_IDS
 from dovetail.ledger.turn_digest import HistoryDigester, TurnDigest, TurnDigestCache, extend_chain
 from dovetail.storage.lru import LruCache
-from dovetail_model import ToolSpec, Turn
+from dovetail_model import Turn
 
 ReplayPolicy = Literal["auto", "exact", "client"]
 _TURNS_PER_STEP = 256  # matched before other tasks can run
-
-
-@dataclass(frozen=True)
-class RecognizedHistory:
-    """The recognized part of a history.
-
-    `chain`, `lineage`: the chain and the lineage after the last turn.
-    `entries`: the entries of assistant turns, by turn index.
-    `parent`, `parent_index`: the last entry whose token ids are available, and its index.
-    `parent_token_ids`: the prompt and the generated tokens of the parent.
-    `anchor_index`: the index of the parent if the new prompt extends its token ids, else None.
-    `base_prompt`: the index and the prompt of a turn that followed a user turn, if everything
-    before it is unchanged.
-    `call_count`: the number of calls before the anchor or the base.
-    `partial_entry`: the entry of a last turn that the model is to continue.
-    `start`: the start of the scope.
-    """
-
-    chain: bytes = EMPTY_CHAIN
-    lineage: bytes = EMPTY_CHAIN
-    digests: tuple[bytes, ...] = ()
-    entries: dict[int, LedgerEntry] = field(default_factory=dict)
-    anchor_index: int | None = None
-    parent_token_ids: "array[int] | None" = None
-    parent: LedgerEntry | None = None
-    notes: tuple[str, ...] = ()
-    call_count: int = 0
-    base_prompt: "tuple[int, array[int]] | None" = None
-    partial_entry: LedgerEntry | None = None
-    start: int = 0
-    parent_index: int | None = None
-
-    def without_entries(self, start: int | None = None) -> "RecognizedHistory":
-        """Copy the history without its entries: only a common prefix with the parent is reused.
-
-        With `start`, turns from there on retain their entries; the template renders earlier turns.
-        """
-        if start is None:
-            return replace(self, entries={}, anchor_index=None, base_prompt=None)
-        entries = {at: entry for at, entry in self.entries.items() if at >= start}
-        return replace(self, entries=entries, anchor_index=None, base_prompt=None, start=start)
-
-
-@dataclass(frozen=True)
-class RecognitionScope:
-    """The tenant, model and tools for a look-up. Turns before `start` are always rendered again.
-
-    `head` and `start` do not affect recognition, only the decision which tokens to reuse.
-    """
-
-    tenant: str
-    chain_key: bytes
-    model: str
-    head: bytes = b""
-    tools: Sequence[ToolSpec] = ()
-    start: int = 0
-    session: str | None = None
 
 
 class TurnRecognizer:
@@ -137,12 +80,24 @@ class TurnRecognizer:
                 return entry
         return None
 
+    async def load_entry(
+        self, match: HistoryMatch, index: int, scope: RecognitionScope
+    ) -> LedgerEntry | None:
+        """Return the entry as which a turn was recognized, if any."""
+        return await self._load_entry(match.steps[index].match, scope)
+
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
         """Decide which tokens of a matched history can be reused."""
         notes = list(match.notes)
         last = match.last
         chains = (last.chain, last.lineage) if last is not None else (EMPTY_CHAIN, EMPTY_CHAIN)
-        history = RecognizedHistory(*chains, digests=tuple(match.chains), start=scope.start)
+        history = RecognizedHistory(
+            *chains,
+            digests=tuple(match.chains),
+            start=scope.start,
+            forced_until=scope.forced_until,
+            without_reasoning=scope.without_reasoning,
+        )
         if self._replay == "client":
             return (await self._add_parent(history, match, scope)).without_entries()
         history = replace(history, partial_entry=match.partial_entry)
@@ -359,6 +314,8 @@ class TurnRecognizer:
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is None or not match.steps[at].has_ancestry_of(entry, scope.head):
                 continue
+            if not scope.can_use(at, entry) or _kept_reasoning_then(match.turns, at, scope):
+                continue
             token_ids = await self._ledger.load_token_ids(entry)
             if token_ids is not None:
                 return at, entry, token_ids
@@ -383,7 +340,7 @@ class TurnRecognizer:
                 entry = self._restorer.restore(
                     turn, following, scope.tenant, scope.model, scope.tools, notes
                 )
-            if entry is not None:
+            if entry is not None and scope.can_use(at, entry):
                 entries[at] = entry
         return entries
 
@@ -392,6 +349,20 @@ async def _pause_after(turn: int) -> None:
     """Let other tasks run from time to time: long histories must not block other requests."""
     if turn % _TURNS_PER_STEP >= _TURNS_PER_STEP - 2:  # assistant turns may all have odd indexes
         await asyncio.sleep(0)
+
+
+def _kept_reasoning_then(turns: tuple[Turn, ...], index: int, scope: RecognitionScope) -> bool:
+    """Return whether the prompt of a turn has reasoning that has been dropped since.
+
+    Settings drop the reasoning of finished tool loops only: at the time of the turn, its own loop
+    was not finished.
+    """
+    for at in range(index - 1, -1, -1):
+        if turns[at].role == "user":
+            return False
+        if at in scope.without_reasoning:
+            return True
+    return False
 
 
 def _follows_user(turns: tuple[Turn, ...], index: int) -> bool:

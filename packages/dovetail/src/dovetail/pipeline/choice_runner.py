@@ -18,6 +18,7 @@ from dovetail.pipeline.session_keys import cache_salt, session_key
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.warming import warm_request
 from dovetail_model import (
+    AppliedEdits,
     DovetailError,
     EngineError,
     EngineTimeout,
@@ -153,7 +154,8 @@ class ChoiceRunner:
     def _emit(self, events: list[Event]) -> bool:
         if not self._started:
             self._started = True
-            events.insert(0, self._usage())
+            edits = self._prepared.applied_edits
+            events[:0] = [self._usage(), AppliedEdits(edits)] if edits else [self._usage()]
         return self._sink.write(self._choice, events)
 
     def _start_without_engine(self) -> None:

@@ -5,8 +5,15 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from dovetail.pipeline.choice_runner import ChoiceRunner
+from dovetail.pipeline.compaction import (
+    Compactor,
+    find_compact_edit,
+    is_triggered,
+    without_compaction,
+)
 from dovetail.pipeline.concurrency import run_all
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
@@ -14,7 +21,7 @@ from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
-from dovetail_model import ContextOverflow, InvalidRequest, Request, Unsupported
+from dovetail_model import Compact, ContextOverflow, InvalidRequest, Request, Unsupported
 
 __all__ = ["RequestObserver", "count_tokens", "require_token_model", "run_request"]
 
@@ -29,18 +36,52 @@ async def run_request(
     observer: RequestObserver | None = None,
 ) -> None:
     """Emit the events of all choices. Errors after the first event are emitted as `Failure`."""
+    observer = observer or RequestObserver()
+
+    async def run(request: Request, sink: EventSink) -> None:
+        runners = await _create_runners(entry, request, new_call_id, observer)
+        await run_all([runner.run(sink) for runner in runners])
+
     with convert_panics():
-        runners = await _create_runners(entry, request, new_call_id, observer or RequestObserver())
         try:
-            await run_all([runner.run(sink) for runner in runners])
+            edit = find_compact_edit(request)
+            compactor = Compactor(run, sink, entry.start_timeout_seconds)
+            if request.context.summarize is not None:
+                await compactor.summarize(request)
+            elif edit is not None and await _needs_compaction(entry, request, edit, observer):
+                await compactor.continue_compacted(request, edit)
+            else:
+                await run(request, sink)
         finally:
             if request.identity.final and isinstance(entry, TokenModel):
                 entry.preparer.release_session(request.identity)
 
 
-async def count_tokens(entry: ModelEntry, request: Request) -> int:
+async def _needs_compaction(
+    entry: ModelEntry, request: Request, edit: Compact, observer: RequestObserver
+) -> bool:
+    if isinstance(entry, UpstreamModel):
+        observer.on_note("ignored:context_management.edits")  # its tokens cannot be counted
+        return False
+    window = entry.context_length - 1
+    tokens = await entry.preparer.count_tokens(without_compaction(request), window)
+    return is_triggered(edit, tokens, window)
+
+
+class TokenCount(NamedTuple):
+    """The tokens of a prompt; `original` without context edits, if the request has any."""
+
+    tokens: int
+    original: int | None = None
+
+
+async def count_tokens(entry: ModelEntry, request: Request) -> TokenCount:
     """Count the input tokens of a request exactly."""
-    return await require_token_model(entry).preparer.count_tokens(request)
+    model = require_token_model(entry)
+    tokens = await model.preparer.count_tokens(request, model.context_length - 1)
+    if not request.context.edits:
+        return TokenCount(tokens)
+    return TokenCount(tokens, await model.preparer.count_tokens(request, edit=False))
 
 
 def require_token_model(entry: ModelEntry) -> TokenModel:

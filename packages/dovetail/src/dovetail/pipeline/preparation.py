@@ -25,6 +25,7 @@ from dovetail.prompt.prefix_diagnostics import (
 from dovetail.prompt.prefix_report import PrefixReport
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import (
+    AppliedEdit,
     Identity,
     Request,
     TextBlock,
@@ -38,13 +39,18 @@ MIN_WARM_TOKENS = 16  # the block size of an engine's prefix cache
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request ready for the engine. `diagnosis` compares its prompt with its session's last."""
+    """A request ready for the engine.
+
+    `diagnosis` compares its prompt with its session's last. `applied_edits` are the context edits
+    in force.
+    """
 
     request: Request
     prompt: Prompt
     owner: TurnOwner
     prefix_snapshot: PromptObservation
     diagnosis: PrefixReport
+    applied_edits: tuple[AppliedEdit, ...] = ()
 
 
 class RequestPreparer(Protocol):
@@ -61,7 +67,9 @@ class RequestPreparer(Protocol):
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest: ...
 
-    async def count_tokens(self, request: Request) -> int: ...
+    async def count_tokens(
+        self, request: Request, window: int | None = None, *, edit: bool = True
+    ) -> int: ...
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]: ...
 
@@ -132,21 +140,28 @@ class ChatPreparer:
         Raises `ContextOverflow` early if a very large request is certain to exceed `max_tokens`.
         The caller must check the length of the prompt nevertheless.
         """
-        rendered = await self._renderer.render(request, max_tokens)
+        rendered = await self._renderer.render(request, max_tokens, window=max_tokens)
         snapshot = self._prefix_diagnostics.identify(_snapshot_prefix(rendered, harness))
         diagnosis = self._prefix_diagnostics.compare(snapshot)
         return PreparedRequest(
-            rendered.request, rendered.prompt, rendered.owner, snapshot, diagnosis
+            rendered.request,
+            rendered.prompt,
+            rendered.owner,
+            snapshot,
+            diagnosis,
+            rendered.applied_edits,
         )
 
-    async def count_tokens(self, request: Request) -> int:
-        """Count the prompt tokens of a request.
+    async def count_tokens(
+        self, request: Request, window: int | None = None, *, edit: bool = True
+    ) -> int:
+        """Count the prompt tokens of a request, with or without context edits.
 
         A request that has tools but no messages is counted with a one-letter message.
         """
         if not request.turns:
             request = msgspec.structs.replace(request, turns=(Turn("user", (TextBlock("x"),)),))
-        return len((await self._renderer.render(request)).prompt.ids)
+        return len((await self._renderer.render(request, window=window, edit=edit)).prompt.ids)
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:
         """Return the template switches of a request with tools and these reasoning settings."""
@@ -262,6 +277,7 @@ def _snapshot_prefix(rendered: RenderedRequest, harness: str) -> PromptObservati
         history_keys=()
         if identity.session
         else history_keys(identity.tenant, rendered.request.turns, prompt.history),
+        context_edited=rendered.context_edited,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, create_entry_id
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.models.loader import Model
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
@@ -56,7 +56,9 @@ class RawPreparer:
             diagnosis=PrefixReport(common_tokens=0, total_tokens=len(ids), prefill_tokens=len(ids)),
         )
 
-    async def count_tokens(self, request: Request) -> int:
+    async def count_tokens(
+        self, request: Request, window: int | None = None, *, edit: bool = True
+    ) -> int:
         return len(await self._encode(request))
 
     def template_switches(self, thinking: Thinking) -> dict[str, Any]:

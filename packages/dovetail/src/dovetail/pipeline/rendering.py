@@ -6,29 +6,28 @@ Request ─normalize─▶ Request ─recognize─▶ known turns ─render─�
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 
-from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.entry import LedgerEntry, has_reasoning
 from dovetail.ledger.history_match import HistoryMatch
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recognition import (
-    RecognitionScope,
-    RecognizedHistory,
-    ReplayPolicy,
-    TurnRecognizer,
-)
+from dovetail.ledger.recognition import ReplayPolicy, TurnRecognizer
+from dovetail.ledger.recognized_history import RecognitionScope
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
 from dovetail.models.loader import Model, RendererCache
 from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
+from dovetail.pipeline.context_editor import ContextEditor
 from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
 from dovetail.pipeline.stop_sequences import StopScope
 from dovetail.pipeline.token_bound import check_prompt_fits, count_text_chars
 from dovetail.pipeline.turn_record import TurnOwner
+from dovetail.prompt.context_edits import ContextEdits, apply_edits, clear_reasoning_before
 from dovetail.prompt.conversation_state import (
     EMPTY_RECORD,
     StateRecord,
@@ -38,21 +37,32 @@ from dovetail.prompt.conversation_state import (
 from dovetail.prompt.conversation_view import ConversationView, build_view
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prompt import Prompt
-from dovetail.prompt.renderer import find_loop_start
+from dovetail.prompt.reasoning_retention import (
+    ReasoningPolicy,
+    apply_retention,
+    find_loop_start,
+)
+from dovetail.prompt.renderer import PromptRenderer
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
+    AppliedEdit,
+    ContextManagement,
     InvalidRequest,
     ReasoningBlock,
+    ReasoningRetention,
     Request,
     Thinking,
     ToolSpec,
-    Turn,
     Unsupported,
 )
+from dovetail_parsers import default_retention
 
 _MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
+_MAX_EXCESS = 8  # how much longer than the context window a prompt may be before it is edited
+NO_CONTEXT = ContextManagement()
+TRUNCATED_NOTE = "truncated_turns:"
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ class PromptSettings:
     `images`: whether images and files that the model cannot read are replaced or rejected.
     `max_context`: the operator's limit of the context length.
     `stop_scope`: where stop sequences are found.
+    `reasoning_retention`: which turns keep their reasoning; None means the default of the parser
+    family.
     """
 
     replay: ReplayPolicy = "auto"
@@ -70,6 +82,7 @@ class PromptSettings:
     default_thinking: Literal["enabled", "disabled"] | None = None
     template_switches: Mapping[str, Any] = field(default_factory=dict)
     resume_drop_thinking: float | None = None
+    reasoning_retention: ReasoningRetention | None = None
     hide_unusable_tools: bool = False
     images: Literal["replace", "reject"] = "replace"
     max_context: int | None = None
@@ -82,12 +95,16 @@ class RenderedRequest:
 
     `request`: the client's normalized messages, with the tools that the model may call.
     `reasoning_cleared`: whether earlier reasoning was removed because the session rested.
+    `context_edited`: whether the edits differ from those of the conversation so far.
+    `applied_edits`: the effect of the context edits that the client asked for.
     """
 
     request: Request
     prompt: Prompt
     owner: TurnOwner
     reasoning_cleared: bool
+    context_edited: bool = False
+    applied_edits: tuple[AppliedEdit, ...] = ()
 
 
 class ConversationRenderer:
@@ -128,6 +145,8 @@ class ConversationRenderer:
         chars = count_text_chars(request)
         if chars < MIN_HUGE_SIZE and len(request.turns) < _MIN_OFFLOAD_TURNS:
             return self._normalizer.normalize(request)
+        if max_tokens is not None and (request.context.truncate or request.context.edits):
+            max_tokens *= _MAX_EXCESS  # edits may shorten the prompt
 
         def work() -> Request:
             with self._large_lock:
@@ -138,8 +157,18 @@ class ConversationRenderer:
 
         return await run_in_thread(chars, work, min_size=0)
 
-    async def render(self, request: Request, max_tokens: int | None = None) -> RenderedRequest:
-        """Render the prompt of a request."""
+    async def render(
+        self,
+        request: Request,
+        max_tokens: int | None = None,
+        window: int | None = None,
+        *,
+        edit: bool = True,
+    ) -> RenderedRequest:
+        """Render the prompt of a request.
+
+        `window` is the size of the context window. Without `edit`, no context edit is in force.
+        """
         request = await self._normalize(request, max_tokens)
         self._check_request(request)
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
@@ -162,8 +191,27 @@ class ConversationRenderer:
             self._tool_planner,
             match.chars if last is not None else 0,
         )
-        prompt, cleared = await self._render_view(view, match, scope)
-        return RenderedRequest(_with_tools(request, view.callable_tools), prompt, owner, cleared)
+        shown, notes = await self._documents.read(view.request)
+        view = replace(view, request=shown, notes=(*view.notes, *notes))
+        job = _RenderJob(view, match, scope, *self._resolve_renderer(shown))
+        edits = self._edits_in_force(job, last) if edit else job.no_edits
+        before = view.record.state.edits
+        editor = ContextEditor(
+            view.request if edit else msgspec.structs.replace(view.request, context=NO_CONTEXT),
+            lambda edits: self._render_view(job, edits),
+            await self._find_reasoning_turns(job, edits) if request.context.edits else (),
+            window,
+        )
+        prompt, edits = await editor.edit(edits)
+        state = msgspec.structs.replace(view.record.state, edits=edits)
+        return RenderedRequest(
+            _with_tools(request, view.callable_tools),
+            replace(prompt, state=view.record.with_state(state)),
+            owner,
+            edits.rested_until > before.rested_until,
+            edits.is_different(before),
+            edits.applied(job.policy.start),
+        )
 
     def _check_request(self, request: Request) -> None:
         if not request.turns and not request.system:
@@ -173,37 +221,89 @@ class ConversationRenderer:
             name = request.model or self._model.name
             raise Unsupported(f"The model {name} accepts only text, not images or files.")
 
-    async def _render_view(
-        self, view: ConversationView, match: HistoryMatch, scope: RecognitionScope
-    ) -> tuple[Prompt, bool]:
-        """Render the prompt of a view. Also returns whether earlier reasoning was cleared."""
-        request, media_notes = await self._documents.read(view.request)
+    def _resolve_renderer(
+        self, request: Request
+    ) -> tuple[PromptRenderer, dict[str, Any], ReasoningRetention]:
+        """Return the renderer of a request, its template switches, and the retention."""
+        retention = self._retention(request.thinking)
         switches = self.resolve_switches(request.thinking, tools=bool(request.tools))
-        renderer = self._renderers.get(bool(request.tools), switches)
-        edits = digest_edits(view.record.state)
-        head = renderer.digest_head(request, switches, edits).whole
-        start = renderer.replay_start(request.turns, bool(request.tools))
-        history = await self._recognizer.resolve(match, replace(scope, head=head, start=start))
-        if notes := (*view.notes, *media_notes):
-            history = replace(history, notes=(*notes, *history.notes))
-        loop_start = 0
-        if self._settings.resume_drop_thinking is not None:
-            loop_start = find_loop_start(request.turns)
-        cleared = self._should_clear_reasoning(request, history, loop_start)
-        if cleared:
-            request = _strip_reasoning(request, loop_start)
-            history = history.without_entries(loop_start)
-        new_chars = renderer.count_new_chars(request, history)
+        return self._renderers.get(bool(request.tools), switches), switches, retention
+
+    async def _render_view(self, job: "_RenderJob", edits: ContextEdits) -> Prompt:
+        """Render the prompt of a view with these context edits."""
+        view, policy = job.view, job.policy
+        edited = apply_edits(view.request.turns, edits, policy.dropped)
+        request = msgspec.structs.replace(view.request, turns=edited.turns)
+        record = StateRecord(msgspec.structs.replace(view.record.state, edits=edits))
+        head = job.renderer.digest_head(request, job.switches, digest_edits(record.state)).whole
+        scope = replace(
+            job.scope,
+            head=head,
+            start=policy.start,
+            forced_until=policy.forced_until,
+            without_reasoning=edited.without_reasoning,
+            without_arguments=edited.without_arguments,
+        )
+        history = await self._recognizer.resolve(job.match, scope)
+        if edited.indexes is not None:
+            history = history.select_turns(edited.indexes, edited.turns)
+        notes = [*view.notes, *history.notes]
+        if edits.dropped is not None:
+            notes.append(f"{TRUNCATED_NOTE}{len(view.request.turns) - len(edited.turns)}")
+        history = replace(history, notes=tuple(notes))
+        new_chars = job.renderer.count_new_chars(request, history)
         try:
-            prompt = await run_in_thread(
+            return await run_in_thread(
                 new_chars,
-                lambda: renderer.render(request, history, switches, view.record),
+                lambda: job.renderer.render(request, history, job.switches, record),
                 min_size=self._min_offload_chars,
             )
         except RenderError as error:
             message = f"The chat template of the model rejected the conversation: {error}"
             raise InvalidRequest(message) from error
-        return prompt, cleared
+
+    def _edits_in_force(self, job: "_RenderJob", last: LedgerEntry | None) -> ContextEdits:
+        """Return the edits of the conversation that remain in force for a request.
+
+        A session that is resumed so late that its prefix is no longer cached loses the reasoning of
+        its finished tool loops.
+        """
+        request = job.view.request
+        edits = job.view.record.state.edits.restricted_to(request.context)
+        edits = msgspec.structs.replace(edits, retention=job.no_edits.retention)
+        after = self._settings.resume_drop_thinking
+        if after is None or last is None or self._clock() - last.created < after:
+            return edits
+        until = find_loop_start(request.turns)
+        earlier = sum(turn.role == "assistant" for turn in request.turns[:until])
+        if not earlier or self._model.reasoning_parser is None:
+            return edits
+        return clear_reasoning_before(edits, until, earlier, requested=False)
+
+    async def _find_reasoning_turns(self, job: "_RenderJob", edits: ContextEdits) -> list[int]:
+        """Return the turns that have reasoning in the prompt: the client's copy may omit it."""
+        found: list[int] = []
+        start = max(job.policy.start, edits.reasoning_until)
+        for at in job.match.assistant_indexes:
+            if at < start or at in job.policy.dropped:
+                continue
+            blocks = job.match.turns[at].blocks
+            if any(isinstance(block, ReasoningBlock) and block.text for block in blocks):
+                found.append(at)
+                continue
+            entry = await self._recognizer.load_entry(job.match, at, job.scope)
+            if entry is not None and has_reasoning(entry):
+                found.append(at)
+        return found
+
+    def _retention(self, thinking: Thinking) -> ReasoningRetention:
+        """Return which turns keep their reasoning: for a request, by setting, or by family."""
+        model = self._model
+        return (
+            thinking.retention
+            or self._settings.reasoning_retention
+            or default_retention(model.tool_parser, model.reasoning_parser)
+        )
 
     async def _load_state(self, last: LedgerEntry | None) -> StateRecord:
         """Return the state of the conversation as of its last known turn."""
@@ -215,25 +315,15 @@ class ConversationRenderer:
             return EMPTY_RECORD
         return decode_state(last.state, last.id)
 
-    def _should_clear_reasoning(
-        self, request: Request, history: RecognizedHistory, loop_start: int
-    ) -> bool:
-        """Return whether a session is resumed so late that its prefix is no longer cached.
-
-        Only the reasoning of finished loops is cleared, so there must be a finished loop.
-        """
-        after, last = self._settings.resume_drop_thinking, history.parent
-        if after is None or last is None or self._clock() - last.created < after:
-            return False
-        earlier = [turn for turn in request.turns[:loop_start] if turn.role == "assistant"]
-        return bool(earlier) and self._model.reasoning_parser is not None
-
     def _owner_of(self, tenant: str) -> TurnOwner:
         if tenant not in self._owners:
             self._owners[tenant] = TurnOwner(tenant, self._keyring.chain_key(tenant), self._sealer)
         return self._owners[tenant]
 
     def resolve_switches(self, thinking: Thinking, *, tools: bool) -> dict[str, Any]:
+        """Return the template switches of a request with these reasoning settings."""
+        if self._retention(thinking) == "all":
+            thinking = msgspec.structs.replace(thinking, keep="all")
         template = self._model.tool_chat_template if tools else self._model.chat_template
         return resolve_switches(
             thinking,
@@ -242,6 +332,33 @@ class ConversationRenderer:
             default_mode=self._settings.default_thinking,
             server_switches=self._settings.template_switches,
         )
+
+
+@dataclass(frozen=True)
+class _RenderJob:
+    """A recognized request, which may be rendered several times with different context edits."""
+
+    view: ConversationView
+    match: HistoryMatch
+    scope: RecognitionScope
+    renderer: PromptRenderer
+    switches: Mapping[str, Any]
+    retention: ReasoningRetention
+
+    @property
+    def no_edits(self) -> ContextEdits:
+        return ContextEdits(retention=self.retention)
+
+    @cached_property
+    def template_start(self) -> int:
+        """The first turn whose tokens the template preserves."""
+        request = self.view.request
+        return self.renderer.replay_start(request.turns, bool(request.tools))
+
+    @cached_property
+    def policy(self) -> ReasoningPolicy:
+        """The turns that keep their reasoning without edits."""
+        return apply_retention(self.view.request.turns, self.retention, self.template_start)
 
 
 def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
@@ -259,12 +376,3 @@ def _entry_positions(match: HistoryMatch) -> dict[str, int]:
 
 def _with_tools(request: Request, tools: tuple[ToolSpec, ...]) -> Request:
     return request if tools is request.tools else msgspec.structs.replace(request, tools=tools)
-
-
-def _strip_reasoning(request: Request, until: int) -> Request:
-    """Remove the reasoning of the turns before `until`."""
-    cleared = tuple(
-        Turn(turn.role, tuple(b for b in turn.blocks if not isinstance(b, ReasoningBlock)))
-        for turn in request.turns[:until]
-    )
-    return msgspec.structs.replace(request, turns=(*cleared, *request.turns[until:]))

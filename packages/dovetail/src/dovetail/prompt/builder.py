@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, unpack_ids
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.restoration import FINISH_REBUILT
 from dovetail.prompt.conversation_state import StateRecord
 from dovetail.prompt.messages import (
@@ -159,8 +159,10 @@ class PromptBuilder:
 
     def _drops_reasoning(self) -> bool:
         """Return whether the template drops the reasoning of the last known turn."""
-        index = self._history.parent_index
-        return index is not None and index < self._start and not self._is_unchanged
+        index, history = self._history.parent_index, self._history
+        if index is None or self._is_unchanged:
+            return False
+        return index < self._start or index in history.without_reasoning
 
     def _unchanged_turns(self) -> frozenset[int]:
         """Return the assistant turns that the template rendered exactly as they were generated."""
@@ -179,17 +181,19 @@ class PromptBuilder:
             for at in range(first, len(self._turns))
             if self._turns[at].role == "assistant"
             and self._splice_point(at) is not None
-            and (at in self._history.entries or self._must_rewrite(self._turns[at]))
+            and (at in self._history.entries or self._must_rewrite(at))
         ]
 
-    def _must_rewrite(self, turn: Turn) -> bool:
+    def _must_rewrite(self, index: int) -> bool:
         """Return whether the template would drop or regroup parts of a turn."""
-        profile = self._context.profile
+        turn, profile = self._turns[index], self._context.profile
         kinds = {block.type for block in turn.blocks}
         if not profile.text_with_calls and kinds >= {"text", "tool_call"}:
             return True
         if not any(isinstance(block, ReasoningBlock) and block.text for block in turn.blocks):
             return False
+        if index < self._history.forced_until:
+            return True
         has_place = profile.reasoning_fields or profile.thinking_parts
         return not has_place or (is_interleaved(turn) and profile.keeps_in_loop)
 

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from dovetail.ledger.turn_digest import compute_digest
+from dovetail.prompt.context_edits import ContextEdits
 from dovetail_model import TextBlock, ToolResultBlock, ToolSpec, Turn
 
 _B = TypeVar("_B")
@@ -36,10 +37,6 @@ class PromptAddition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entry_id: str = ""
 
 
-class ContextEdits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The context edits in force."""
-
-
 class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The server's decisions about the prompts of a conversation.
 
@@ -59,6 +56,7 @@ class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 EMPTY_STATE = ConversationState()
+_NO_EFFECT = EMPTY_STATE.edits.effect()
 _decoder = msgspec.msgpack.Decoder(ConversationState)
 
 
@@ -98,9 +96,8 @@ def decode_state(encoded: bytes, entry_id: str) -> StateRecord:
 
 def digest_edits(state: ConversationState) -> bytes:
     """Compute the digest of the context edits. Empty if there are none."""
-    if state.edits == EMPTY_STATE.edits:
-        return b""
-    return compute_digest(msgspec.msgpack.encode(state.edits))
+    effect = state.edits.effect()
+    return b"" if effect == _NO_EFFECT else compute_digest(msgspec.msgpack.encode(effect))
 
 
 def append_additions(
@@ -132,7 +129,9 @@ def append_text(turn: Turn, text: str) -> Turn:
     *before, last = turn.blocks or (TextBlock(""),)
     if isinstance(last, ToolResultBlock):
         inner = _append_paragraph(last.blocks, text)
-        return Turn(turn.role, (*before, ToolResultBlock(last.call_id, inner, last.is_error)))
+        appended = f"{last.appended}\n\n{text}" if last.appended else text
+        result = msgspec.structs.replace(last, blocks=inner, appended=appended)
+        return Turn(turn.role, (*before, result))
     return Turn(turn.role, (*before, *_append_paragraph((last,), text)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from dovetail.ledger.equivalence import normalize_text
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
 from dovetail_model import TextBlock, Turn
 

@@ -71,6 +71,7 @@ class PromptObservation:
     `reasoning_cleared`: a resume policy cleared reasoning.
     `history_keys`: what identifies the conversation if it has no session id, the most specific
     first: ids and digests of turns that a model generated. Tenants must not have keys in common.
+    `context_edited`: the context edits differ from those of the conversation so far.
     """
 
     session: str | None
@@ -84,6 +85,7 @@ class PromptObservation:
     policy_dropped: bool = False
     reasoning_cleared: bool = False
     history_keys: tuple[bytes, ...] = ()
+    context_edited: bool = False
 
 
 class _Branch:
@@ -373,6 +375,8 @@ def _find_reason(branch: _Branch, observation: PromptObservation) -> DivergenceR
     part = branch.find_difference(observation)
     if observation.reasoning_cleared and part in (None, "switches"):
         return "resume"
+    if observation.context_edited and part in (None, "switches"):
+        return "edit"
     if part is not None:
         return part
     return "policy" if observation.policy_dropped else "retokenization"

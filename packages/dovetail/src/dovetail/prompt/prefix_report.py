@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 DivergenceReason = Literal[
-    "first", "header", "tools", "switches", "history", "policy", "resume", "retokenization"
+    "first",
+    "header",
+    "tools",
+    "switches",
+    "history",
+    "policy",
+    "resume",
+    "edit",
+    "retokenization",
 ]
 """Why a prompt does not extend the last one. A closed set, since it labels a counter."""
 
@@ -19,8 +27,9 @@ _REASON_TEXT: dict[DivergenceReason, str] = {
     "tools": "the tool list changed",
     "switches": "the template switches changed",
     "history": "the history was edited",
-    "policy": "the template dropped reasoning",
+    "policy": "the template or the retention setting dropped reasoning",
     "resume": "the resume policy cleared reasoning",
+    "edit": "a context edit or a truncation changed the history",
     "retokenization": "the same text was tokenized differently",
 }
 

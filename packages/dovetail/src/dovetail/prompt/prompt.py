@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Literal
 
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.prompt.conversation_state import EMPTY_RECORD, StateRecord
 
 PromptOrigin = Literal["grown", "resumed", "iterated", "cold"]

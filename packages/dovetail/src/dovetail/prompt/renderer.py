@@ -8,27 +8,25 @@ from typing import Any
 
 import msgspec
 
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.turn_digest import compute_digest
 from dovetail.prompt.builder import PromptBuilder, PromptTools, RenderContext
+from dovetail.prompt.context_edits import count_block_chars
 from dovetail.prompt.conversation_state import StateRecord, digest_edits
 from dovetail.prompt.messages import ToolNames, escape_strings
 from dovetail.prompt.partial_render import PartialRenderer
 from dovetail.prompt.prompt import HeadDigests, Prompt
+from dovetail.prompt.reasoning_retention import INLINE_ROLES, LOOP_ROLES, find_loop_start
 from dovetail.prompt.splice import Splicer, StopTokenMatcher, create_nonce
 from dovetail.prompt.template import ChatTemplate, RenderError, TemplateProfile
 from dovetail.prompt.tool_notation import ToolNotation
 from dovetail.prompt.turn_writer import TurnWriter
 from dovetail_model import (
     Block,
-    DocumentBlock,
     OutputBlock,
     ReasoningBlock,
     Request,
-    Role,
     TextBlock,
-    ToolCallBlock,
-    ToolResultBlock,
     ToolSpec,
     Turn,
 )
@@ -38,8 +36,6 @@ from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # or characters; larger items are not cached
 _MAX_TOOLSETS_BYTES = 32 << 20  # total of the cached toolsets
 _MAX_TOOLSETS = 512
-_LOOP_ROLES: frozenset[Role] = frozenset({"assistant", "tool"})
-_INLINE_ROLES: frozenset[Role] = _LOOP_ROLES | {"system", "developer"}
 _TURN_OVERHEAD_CHARS = 64  # rendering a turn takes as long as encoding so many characters
 
 
@@ -110,7 +106,7 @@ class PromptRenderer:
             return 0
         profile = self.profile
         inline = tools and profile.system_inside == "kept" and profile.keeps_at_system
-        return find_loop_start(turns, _INLINE_ROLES if inline else _LOOP_ROLES)
+        return find_loop_start(turns, INLINE_ROLES if inline else LOOP_ROLES)
 
     def digest_head(
         self, request: Request, switches: Mapping[str, Any], edits: bytes = b""
@@ -128,12 +124,14 @@ class PromptRenderer:
         start = history.anchor_index or 0
         if history.base_prompt is not None and self._context.partial_renderer.supported:
             start = history.base_prompt[0]
-        new = sum(_count_chars(block) for turn in request.turns[start:] for block in turn.blocks)
+        new = sum(
+            count_block_chars(block) for turn in request.turns[start:] for block in turn.blocks
+        )
         new += _TURN_OVERHEAD_CHARS * (len(request.turns) - start)
         if start:
             return new
         tools = self._toolset(request.tools).size
-        return new + tools + sum(map(_count_chars, request.system))
+        return new + tools + sum(map(count_block_chars, request.system))
 
     def render(
         self,
@@ -218,7 +216,7 @@ def _digest_system(system: tuple[Block, ...]) -> bytes:
     """Compute the digest of a system text, cached because many sessions share it."""
     digest = (
         _cached_system_digest
-        if sum(map(_count_chars, system)) <= _MAX_CACHED_ITEM_BYTES
+        if sum(map(count_block_chars, system)) <= _MAX_CACHED_ITEM_BYTES
         else _compute_system_digest
     )
     return digest(system)
@@ -229,28 +227,6 @@ def _compute_system_digest(system: tuple[Block, ...]) -> bytes:
 
 
 _cached_system_digest = lru_cache(32)(_compute_system_digest)
-
-
-def _count_chars(block: Block) -> int:
-    """Count the characters of a block that a template may show: ids and names, too."""
-    match block:
-        case TextBlock(text=text) | ReasoningBlock(text=text):
-            return len(text)
-        case ToolCallBlock(id=id, name=name, arguments=text):
-            return len(id) + len(name) + len(text)
-        case DocumentBlock(text=str(text)):
-            return len(text)
-        case ToolResultBlock(call_id=id, blocks=blocks):
-            return len(id) + sum(map(_count_chars, blocks))
-    return 0
-
-
-def find_loop_start(turns: Sequence[Turn], loop_roles: frozenset[Role] = _LOOP_ROLES) -> int:
-    """Find the start of the running tool loop: the last turn with a role that is not part of it."""
-    for at in range(len(turns) - 1, -1, -1):
-        if turns[at].role not in loop_roles:
-            return at
-    return 0
 
 
 def _compile_alternatives(spellings: Sequence[str]) -> re.Pattern[str] | None:

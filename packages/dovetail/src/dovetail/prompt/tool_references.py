@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from dovetail.prompt.tool_notation import ToolNotation
 from dovetail_model import (
     Block,
@@ -79,7 +81,13 @@ class ReferenceReader:
     def _read_block(self, block: Block) -> Block:
         if isinstance(block, ToolResultBlock):
             inner = tuple(map(self._read_content, block.blocks))
-            return ToolResultBlock(block.call_id, inner, block.is_error)
+            pairs = zip(block.blocks, inner, strict=True)
+            # A context edit that clears the result must not remove the definitions.
+            loaded = [
+                new.text for old, new in pairs if new is not old and isinstance(new, TextBlock)
+            ]
+            appended = "\n\n".join(filter(None, (*loaded, block.appended)))
+            return msgspec.structs.replace(block, blocks=inner, appended=appended)
         return self._read_content(block)
 
     def _read_content(self, block: _B) -> _B | TextBlock:

@@ -109,9 +109,18 @@ def sort_results(
         free = next((at for at in places if not slots[at]), None)
         if free is not None:
             slots[free].append(result)
-        elif not any(result == other for at in places for other in slots[at]):
+        elif not any(_is_same_result(result, other) for at in places for other in slots[at]):
             slots[places[-1]].append(result)
     return [*(result for slot in slots for result in slot), *strays]
+
+
+def _is_same_result(result: ToolResultBlock, other: ToolResultBlock) -> bool:
+    """Compare what the model reads, whoever wrote it."""
+    return (result.call_id, result.blocks, result.is_error) == (
+        other.call_id,
+        other.blocks,
+        other.is_error,
+    )
 
 
 def _merge_turns(turns: list[Turn]) -> list[Turn]:
@@ -124,18 +133,22 @@ def _attach_messages(results: list[ToolResultBlock], steering: Iterable[Turn]) -
     """Append steering messages to the last result. Returns turns with all other blocks."""
     last = results[-1]
     inside = list(last.blocks)
+    appended: list[str] = []
     residue: list[Turn] = []
     for turn in steering:
         unattached: list[Block] = []
         for block in turn.blocks:
             if isinstance(block, ContentBlock):
                 _append_block(inside, block)
+                appended += [block.text] if isinstance(block, TextBlock) else []
             else:
                 unattached.append(block)
         if unattached:
             residue.append(_reuse_turn([turn], turn.role, tuple(unattached)))
     if len(inside) != len(last.blocks) or not all(map(is_, inside, last.blocks)):
-        results[-1] = ToolResultBlock(last.call_id, tuple(inside), last.is_error)
+        results[-1] = ToolResultBlock(
+            last.call_id, tuple(inside), last.is_error, "\n\n".join(appended)
+        )
     return residue
 
 

@@ -267,6 +267,7 @@ def preparation_settings(config: Config) -> PromptSettings:
         default_thinking=config.default_thinking_mode,
         template_switches=config.chat_template_kwargs,
         resume_drop_thinking=config.resume_drop_thinking,
+        reasoning_retention=config.reasoning_retention,
         hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
         images=config.images,
         max_context=config.context_length,

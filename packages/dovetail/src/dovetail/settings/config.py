@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dovetail_model import ReasoningRetention
+
 
 def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
     """Return a field with its help text. A mutable default is created per config."""
@@ -112,6 +114,12 @@ class Config:
     )
     chat_template_kwargs: Mapping[str, Any] = _model_setting(
         {}, "JSON object of variables to pass to the chat template."
+    )
+    reasoning_retention: ReasoningRetention | None = _model_setting(
+        None,
+        "Turns that keep their reasoning after the next user turn: template (as the chat template "
+        "decides), tool-turns (those with tool calls), all, or none. Default: as the parser family "
+        "declares, else template.",
     )
     default_thinking_mode: Literal["enabled", "disabled"] | None = _model_setting(
         None, "Whether the model thinks if the request does not specify it."

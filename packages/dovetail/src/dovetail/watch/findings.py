@@ -50,7 +50,7 @@ class PrefixBreakClassifier:
                 return self._classify_history(previous, response, now)
             case "policy":
                 return TrafficFinding("policy")
-            case "retokenization" | "resume":
+            case "retokenization" | "resume" | "edit":
                 return _classify_turn(response, _returned_turn(previous, now))
             case _:
                 return None

@@ -63,8 +63,8 @@ _INPUT = (
         "context_management.edits",
         "hint",
         [{"type": "clear_thinking_20251015", "keep": "all"}],
-        "`clear_thinking_20251015`, `clear_tool_uses_20250919` and `compact_20260112`, see [context "
-        "management](../context-management.md). Other edits are reported and not applied.",
+        "`clear_thinking_20251015`, `clear_tool_uses_20250919` and `compact_20260112`, see "
+        "[context management](../context-management.md). Other edits are reported and not applied.",
     ),
     Field(
         "compaction",

@@ -131,8 +131,8 @@ class ResponsesEndpoints:
         check_request(request, options.request_limits, RESPONSES.history_field)
         identity = msgspec.structs.replace(request.identity, tenant=exchange.tenant)
         request = msgspec.structs.replace(request, identity=identity)
-        tokens = await count_tokens(self._service.find(request.model), request)
-        await exchange.respond(200, encode_input_tokens(tokens))
+        count = await count_tokens(self._service.find(request.model), request)
+        await exchange.respond(200, encode_input_tokens(count.tokens))
 
     async def _send(self, exchange: ApiExchange, body: bytes) -> None:
         """Send a body. Large bodies are sent in chunks, and limited: slow clients occupy memory."""
