@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dovetail.ledger.entry import LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring
-from dovetail.ledger.recognition import RecognizedHistory
+from dovetail.ledger.recognized_history import RecognizedHistory
 from dovetail.ledger.seal import Sealer
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.stop_sequences import StopScope, VisibleTextStops

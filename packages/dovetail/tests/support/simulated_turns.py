@@ -23,7 +23,8 @@ from dovetail.ledger.entry import (
     pack_ids,
 )
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.recognition import RecognitionScope, RecognizedHistory, TurnRecognizer
+from dovetail.ledger.recognition import TurnRecognizer
+from dovetail.ledger.recognized_history import RecognitionScope, RecognizedHistory
 from dovetail.ledger.restoration import SealRestorer
 from dovetail.ledger.seal import Sealer
 from dovetail.ledger.store import OpenTurn
