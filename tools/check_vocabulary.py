@@ -74,7 +74,7 @@ RETIRED_CLASSES = {
 }
 
 #: Identifiers that keep a retired word: wire fields, stored fields, options and settings.
-EXCEPTIONS = frozenset[str]()
+EXCEPTIONS = frozenset({"clear_at_least"})
 
 #: Retired phrase (a regular expression, whole words, any case) -> what to write instead.
 PHRASES = {
@@ -110,7 +110,7 @@ PHRASES = {
 
 #: Modules and pages whose text is data (prompts, scripted sessions, phrases), not messages.
 DATA_MODULES = re.compile(
-    r"tools/check_vocabulary\.py$|/demo/|responses/summary\.py$|codex_instructions\.md$"
+    r"tools/check_vocabulary\.py$|/demo/|summary_text\.py$|codex_instructions\.md$"
     r"|families/(granite|hunyuan_a13b)\.py$|/eval/tasks\.py$|/gpu/sample_texts\.py$"
 )
 

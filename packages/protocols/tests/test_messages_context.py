@@ -87,7 +87,7 @@ def test_edits_are_decoded(edit: dict[str, Any], decoded: object) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", {"type": "all"}])
-def test_keeping_all_reasoning_is_a_thinking_control(keep: object) -> None:
+def test_retaining_all_reasoning_is_a_thinking_control(keep: object) -> None:
     edit = {"type": "clear_thinking_20251015", "keep": keep}
     request = decode(context_management={"edits": [edit]})
     assert request.thinking.keep == "all"
@@ -202,7 +202,7 @@ CLEARED_JSON = [
 
 
 def respond(request: Request, events: list[Event]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the response as a whole, and the events of its stream."""
+    """Return the non-streaming response, and the events of its stream."""
     whole = json.loads(MESSAGES.encode_message(request, [fold(events)], ids, now))
     frames = MESSAGES.stream(request, ids, now).encode(events).decode()
     lines = [line for line in frames.splitlines() if line.startswith("data: ")]

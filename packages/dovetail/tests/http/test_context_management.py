@@ -144,7 +144,7 @@ def test_a_summary_with_own_instructions_and_without_text() -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_automatic_compaction(streams: bool) -> None:
-    """The answer follows the summary, and the next request continues exactly."""
+    """The response follows the summary, and the next request continues exactly."""
 
     async def scene() -> None:
         async with serving() as stage:
@@ -154,7 +154,7 @@ def test_automatic_compaction(streams: bool) -> None:
             client = stage.anthropic().beta.messages
             messages: Any = []
 
-            async def ask(text: str) -> Any:
+            async def send(text: str) -> Any:
                 messages.append({"role": "user", "content": text})
                 params: Any = {"model": NAME, "max_tokens": 500, "messages": messages}
                 params["context_management"] = COMPACT
@@ -166,14 +166,14 @@ def test_automatic_compaction(streams: bool) -> None:
                 messages.append(message.to_param())
                 return message
 
-            assert (await ask("First. " * 100)).usage.iterations is None
-            second = await ask("Second. " * 50)
+            assert (await send("First. " * 100)).usage.iterations is None
+            second = await send("Second. " * 50)
             kinds = [block.type for block in second.content]
             assert kinds == ["compaction", "thinking", "text"]
             assert second.content[0].content.startswith("A short talk.")
             assert "Second. Second." in second.content[0].content
             assert [one.type for one in second.usage.iterations] == ["compaction", "message"]
-            third = await ask("Third.")
+            third = await send("Third.")
             assert [block.type for block in third.content] == ["thinking", "text"]
             shown = prompts(stage)
             assert [SUMMARY_INSTRUCTION in text for text in shown] == [False, True, False, False]
@@ -277,7 +277,7 @@ def test_a_truncation_of_another_kind_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "fields", "kept"),
+    ("headers", "fields", "retained"),
     [
         ({}, {}, True),
         ({}, {"nvext": {"reasoning_retention": "none"}}, False),
@@ -291,14 +291,14 @@ def test_a_truncation_of_another_kind_is_rejected() -> None:
 )
 @pytest.mark.parametrize("api", ["messages", "chat"])
 def test_retention_of_a_request(
-    api: str, headers: dict[str, str], fields: dict[str, Any], kept: bool
+    api: str, headers: dict[str, str], fields: dict[str, Any], retained: bool
 ) -> None:
     async def scene() -> None:
         async with serving() as stage:
             first: Any = {"role": "assistant", "content": "Hello."}
             if api == "messages":
-                thought = {"type": "thinking", "thinking": "A greeting.", "signature": ""}
-                first["content"] = [thought, {"type": "text", "text": "Hello."}]
+                reasoning = {"type": "thinking", "thinking": "A greeting.", "signature": ""}
+                first["content"] = [reasoning, {"type": "text", "text": "Hello."}]
             else:
                 first["reasoning_content"] = "A greeting."
             turns = [{"role": "user", "content": "Hi."}, first, {"role": "user", "content": "So?"}]
@@ -306,7 +306,7 @@ def test_retention_of_a_request(
             path = "/v1/messages" if api == "messages" else "/v1/chat/completions"
             reply = await stage.request("POST", path, body, **headers)
             assert reply.status == 200
-            assert ("A greeting." in prompts(stage)[0]) is kept
+            assert ("A greeting." in prompts(stage)[0]) is retained
 
     run(scene)
 

@@ -28,7 +28,7 @@ from dovetail_model import (
     ToolCallBlock,
 )
 
-KEEPING, DROPPING = "Ministral-3", "Qwen3"  # what the template does to earlier reasoning
+RETAINING, DROPPING = "Ministral-3", "Qwen3"  # what the template does to earlier reasoning
 CALL = ToolCallBlock("", "run_command", '{"command": "ls"}')
 OUTPUT = "a line of a long file\n" * 40
 
@@ -120,7 +120,7 @@ CLEAR_RESULTS = {
 }
 
 
-@pytest.mark.parametrize("name", [KEEPING, DROPPING])
+@pytest.mark.parametrize("name", [RETAINING, DROPPING])
 def test_clearing_tool_results_costs_one_break_per_edit(name: str) -> None:
     async def main() -> None:
         runner, agent = new_runner(name), EditingAgent()
@@ -143,7 +143,7 @@ def test_clearing_tool_results_costs_one_break_per_edit(name: str) -> None:
 
 def test_the_reported_numbers_equal_the_effect() -> None:
     async def main() -> None:
-        runner, agent = new_runner(KEEPING), EditingAgent()
+        runner, agent = new_runner(RETAINING), EditingAgent()
         agent.edits = [{"type": "clear_thinking_20251015"}, CLEAR_RESULTS]
         agent.add_user_message("Go.")
         for at in range(12):
@@ -189,9 +189,9 @@ def test_cleared_arguments_are_not_spliced_from_the_ledger() -> None:
     run(main())
 
 
-def test_reasoning_is_kept_for_a_number_of_turns() -> None:
+def test_reasoning_is_retained_for_a_number_of_turns() -> None:
     async def main() -> None:
-        runner, agent = new_runner(KEEPING), EditingAgent()
+        runner, agent = new_runner(RETAINING), EditingAgent()
         keep = {"type": "thinking_turns", "value": 2}
         agent.edits = [{"type": "clear_thinking_20251015", "keep": keep}]
         for at in range(8):
@@ -241,11 +241,11 @@ def test_edits_survive_a_changed_head() -> None:
 
 
 async def _two_loops(runner: ScriptedRunner, agent: Agent) -> PreparedRequest:
-    """A loop with a call and an answer, twice, and a third question."""
+    """A loop with a call and a final turn, twice, and a third question."""
     for at in range(2):
         agent.add_user_message(f"Question {at}.")
         await step(runner, agent, think(f"call{at};"), CALL)
-        await step(runner, agent, think(f"answer{at};"), TextBlock("Fine."))
+        await step(runner, agent, think(f"final{at};"), TextBlock("Fine."))
     agent.add_user_message("And now?")
     await step(runner, agent, think("call2;"), CALL)
     return await runner.prepare(agent)
@@ -254,12 +254,12 @@ async def _two_loops(runner: ScriptedRunner, agent: Agent) -> PreparedRequest:
 RETENTION: list[tuple[str, ReasoningRetention, str]] = [
     (DROPPING, "template", "call2"),
     (DROPPING, "tool-turns", "call0 call1 call2"),
-    (DROPPING, "all", "call0 answer0 call1 answer1 call2"),
+    (DROPPING, "all", "call0 final0 call1 final1 call2"),
     (DROPPING, "none", "call2"),
-    (KEEPING, "template", "call0 answer0 call1 answer1 call2"),
-    (KEEPING, "tool-turns", "call0 call1 call2"),
-    (KEEPING, "all", "call0 answer0 call1 answer1 call2"),
-    (KEEPING, "none", "call2"),
+    (RETAINING, "template", "call0 final0 call1 final1 call2"),
+    (RETAINING, "tool-turns", "call0 call1 call2"),
+    (RETAINING, "all", "call0 final0 call1 final1 call2"),
+    (RETAINING, "none", "call2"),
 ]
 
 
@@ -274,17 +274,17 @@ def test_retention_of_reasoning(
         agent.nvext = {"reasoning_retention": retention} if per_request else None
         prepared = await _two_loops(runner, agent)
         text = text_of(runner, prepared)
-        names = [f"{kind}{at}" for at in range(3) for kind in ("call", "answer")]
+        names = [f"{kind}{at}" for at in range(3) for kind in ("call", "final")]
         assert [name for name in names if f"{name};" in text] == expected.split()
         assert prepared.prompt.origin == "grown"  # inside a loop, always
         loops = re_prefilled(runner.turns)
         assert loops[0] == loops[2] == 0
         if retention == "all":
             assert not any(loops)
-        if retention == "tool-turns":  # only the answer loses its reasoning
-            answer = len(runner.turns[1].generation.ids)
-            assert 0 < loops[1] <= answer
-            assert 0 < loops[3] <= answer
+        if retention == "tool-turns":  # only the last turn loses its reasoning
+            length = len(runner.turns[1].generation.ids)
+            assert 0 < loops[1] <= length
+            assert 0 < loops[3] <= length
 
     run(main())
 
@@ -302,7 +302,7 @@ def test_retained_reasoning_of_unknown_turns_is_taken_from_the_client() -> None:
         other = new_runner(DROPPING)
         text = text_of(other, await other.prepare(agent))
         assert "call0;" in text
-        assert "answer0;" not in text
+        assert "final0;" not in text
 
     run(main())
 

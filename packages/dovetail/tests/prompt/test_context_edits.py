@@ -136,7 +136,7 @@ def test_messages_of_the_client_stay_behind_a_cleared_result() -> None:
     assert texts(edited.turns)[0] == f"{CLEARED_RESULT}\n\nStop at noon."
 
 
-def test_calls_with_the_same_id_are_told_apart() -> None:
+def test_calls_with_the_same_id_are_distinguished() -> None:
     turns = (user("go"), *(t for _ in range(4) for t in (calling("call_0"), result("call-0"))))
     edited = apply_edits(turns, ContextEdits(tool_uses=ClearedToolUses(2)))
     assert [text.startswith(CLEARED_RESULT) for text in texts(edited.turns)] == [True] * 2 + [
@@ -313,13 +313,13 @@ def test_edits_are_idempotent_and_stable(
         apply_edits(turns, in_place).turns
     )
     longer = (*turns, plain("new"), *loop(2, 90))
-    settled = ContextEdits(
+    stable = ContextEdits(
         tuple(batch for batch in edits.reasoning if batch.until <= len(turns)),
         edits.tool_uses
         if edits.tool_uses and edits.tool_uses.until <= len(pairs(turns)[0])
         else None,
         edits.dropped,
     )
-    grown = apply_edits(longer, settled).turns
-    assert grown[: len(apply_edits(turns, settled).turns)] == apply_edits(turns, settled).turns
+    grown = apply_edits(longer, stable).turns
+    assert grown[: len(apply_edits(turns, stable).turns)] == apply_edits(turns, stable).turns
     assert len(edited.turns) <= len(turns)

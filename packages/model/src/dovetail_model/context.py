@@ -60,10 +60,10 @@ ContextEdit = ClearThinking | ClearToolUses | Compact
 
 
 class ContextManagement(msgspec.Struct, frozen=True):
-    """The context management that a request asks for.
+    """The context management that a client requests.
 
     `edits`: None if the request has no such field; then earlier edits remain in force.
-    `summarize`: the request asks for a summary of its history only; "" for default instructions.
+    `summarize`: the response is only a summary of the history; "" for default instructions.
     `truncate`: whether the oldest turns may be dropped if the prompt exceeds the context window.
     """
 

@@ -49,7 +49,7 @@ class Sampling(msgspec.Struct, frozen=True):
 class Thinking(msgspec.Struct, frozen=True):
     """The client's reasoning controls. None leaves the choice to the chat template.
 
-    `retention` says which finished turns keep their reasoning; None means the server's setting.
+    `retention` states which finished turns keep their reasoning; None means the server's setting.
     """
 
     enabled: bool | None = None

@@ -17,7 +17,7 @@ class Family:
     `reasoning_template_markers` are further ones if only some of its models reason.
     `unified` formats write reasoning and calls in one table and pair only with themselves; their
     headers cannot be generated from the table, so they provide their own writer.
-    `retention` says which turns keep their reasoning if neither the server nor the request does;
+    `retention` states which turns keep their reasoning if neither the server nor the request does;
     None leaves it to the chat template.
     """
 

@@ -1,4 +1,4 @@
-"""The texts with which a model is asked for a summary of its history, and reads one."""
+"""The instruction for a summary of a history, and the text before a summary."""
 
 SUMMARY_INSTRUCTION = (
     "The conversation is about to be cut to save space. Write a summary from which the work can go"

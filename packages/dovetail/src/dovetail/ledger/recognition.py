@@ -314,7 +314,7 @@ class TurnRecognizer:
             entry = await self._load_entry(match.steps[at].match, scope)
             if entry is None or not match.steps[at].has_ancestry_of(entry, scope.head):
                 continue
-            if not scope.can_use(at, entry) or _kept_reasoning_then(match.turns, at, scope):
+            if not scope.can_use(at, entry) or _had_dropped_reasoning(match.turns, at, scope):
                 continue
             token_ids = await self._ledger.load_token_ids(entry)
             if token_ids is not None:
@@ -351,7 +351,7 @@ async def _pause_after(turn: int) -> None:
         await asyncio.sleep(0)
 
 
-def _kept_reasoning_then(turns: tuple[Turn, ...], index: int, scope: RecognitionScope) -> bool:
+def _had_dropped_reasoning(turns: tuple[Turn, ...], index: int, scope: RecognitionScope) -> bool:
     """Return whether the prompt of a turn has reasoning that has been dropped since.
 
     Settings drop the reasoning of finished tool loops only: at the time of the turn, its own loop

@@ -29,7 +29,7 @@ from dovetail_model import (
 from dovetail_protocols import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 
 DEFAULT_TRIGGER = EditTrigger("input_tokens", 150_000)
-MIN_SUMMARY_TOKENS = 4096  # a lower `max_tokens` of the request would cut the summary
+MIN_SUMMARY_TOKENS = 4096  # a lower `max_tokens` of the request would truncate the summary
 MAX_REPEATED_CHARS = 20_000  # a longer user message is left to the summary
 _NEWEST_MESSAGE = "\n\nThe newest message of the user:\n\n"
 
@@ -38,7 +38,7 @@ RunRequest = Callable[[Request, EventSink], Awaitable[None]]
 
 
 def find_compact_edit(request: Request) -> Compact | None:
-    """Return the edit with which a request asks for automatic compaction."""
+    """Return the edit that requests automatic compaction."""
     edits = (edit for edit in request.context.edits or () if isinstance(edit, Compact))
     return next(edits, None)
 

@@ -1,4 +1,4 @@
-"""Make the context edits that a request asks for, and measure their effect.
+"""Make the context edits that a client requests, and measure their effect.
 
 The effect is measured by rendering: an edit removes as many tokens as the prompt becomes shorter.
 """
@@ -82,7 +82,7 @@ class ContextEditor:
     ) -> tuple[Prompt, ContextEdits]:
         """Drop the oldest turns if the prompt exceeds the window.
 
-        Much more than the excess is dropped, so that the next turns fit without another cut.
+        Much more than the excess is dropped, so that the next turns fit without another truncation.
         """
         if len(prompt.ids) <= window:
             return prompt, edits

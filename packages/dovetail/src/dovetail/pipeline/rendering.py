@@ -96,7 +96,7 @@ class RenderedRequest:
     `request`: the client's normalized messages, with the tools that the model may call.
     `reasoning_cleared`: whether earlier reasoning was removed because the session rested.
     `context_edited`: whether the edits differ from those of the conversation so far.
-    `applied_edits`: the effect of the context edits that the client asked for.
+    `applied_edits`: the effect of the context edits that the client requested.
     """
 
     request: Request

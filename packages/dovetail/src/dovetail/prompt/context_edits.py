@@ -38,7 +38,7 @@ class ClearedReasoning(msgspec.Struct, frozen=True, array_like=True):
     """One removal of reasoning from all turns before `until`.
 
     `turns`, `tokens`: the number of turns with reasoning, and of the removed tokens.
-    `requested`: whether the client asked for it; otherwise the session rested for long.
+    `requested`: whether the client requested it; otherwise the session rested for long.
     """
 
     until: int
@@ -65,11 +65,11 @@ class ClearedToolUses(msgspec.Struct, frozen=True, array_like=True):
 class DroppedTurns(msgspec.Struct, frozen=True, array_like=True):
     """A history without the turns before `until`.
 
-    `kept`: the turn before `until` that stays, because it was the newest user turn.
+    `retained`: the turn before `until` that stays, because it was the newest user turn.
     """
 
     until: int
-    kept: int | None = None
+    retained: int | None = None
 
 
 class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +98,7 @@ class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
         return self.effect()[:-1] != other.effect()[:-1]
 
     def applied(self, visible_from: int = 0) -> tuple[AppliedEdit, ...]:
-        """Return the effect of the edits that the client asked for.
+        """Return the effect of the edits that the client requested.
 
         `visible_from`: the first turn whose reasoning would be in the prompt without edits.
         """
@@ -118,7 +118,7 @@ class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
         return [
             self.reasoning_until,
             None if uses is None else (uses.until, uses.excluded, uses.inputs),
-            None if dropped is None else (dropped.until, dropped.kept),
+            None if dropped is None else (dropped.until, dropped.retained),
             self.retention,
         ]
 
@@ -262,14 +262,14 @@ def drop_oldest_turns(
 ) -> ContextEdits | None:
     """Drop the oldest turns with at least so many characters, None if no turn can be dropped.
 
-    System turns and the newest user turn stay. A cut is before a user turn or, inside the running
-    tool loop, before an assistant turn, so that calls stay together with their results.
+    System turns and the newest user turn stay. The history is split before a user turn or, inside
+    the running tool loop, before an assistant turn, so that calls stay with their results.
     """
     newest = max((at for at, turn in enumerate(turns) if turn.role == "user"), default=None)
     first = state.dropped.until if state.dropped is not None else 0
     chars, best = 0, None
     for at in range(first, len(turns)):
-        if at > first and _can_cut(turns, at, newest):
+        if at > first and _can_split(turns, at, newest):
             best = DroppedTurns(at, newest if newest is not None and newest < at else None)
             if chars >= min_chars:
                 break
@@ -294,14 +294,14 @@ def count_block_chars(block: Block) -> int:
     return 0
 
 
-def _can_cut(turns: Sequence[Turn], at: int, newest_user: int | None) -> bool:
+def _can_split(turns: Sequence[Turn], at: int, newest_user: int | None) -> bool:
     if newest_user is None or at <= newest_user:
         return turns[at].role == "user"
     return turns[at].role == "assistant" and at < len(turns) - 1
 
 
 def _is_dropped(turns: Sequence[Turn], at: int, dropped: DroppedTurns | None) -> bool:
-    if dropped is None or at >= dropped.until or at == dropped.kept:
+    if dropped is None or at >= dropped.until or at == dropped.retained:
         return False
     return turns[at].role not in ("system", "developer")
 

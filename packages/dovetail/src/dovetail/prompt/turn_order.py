@@ -115,7 +115,7 @@ def sort_results(
 
 
 def _is_same_result(result: ToolResultBlock, other: ToolResultBlock) -> bool:
-    """Compare what the model reads, whoever wrote it."""
+    """Compare what the model reads, regardless of its author."""
     return (result.call_id, result.blocks, result.is_error) == (
         other.call_id,
         other.blocks,

@@ -194,7 +194,7 @@ def decode_tool(value: object, path: str) -> ToolSpec | None:
 
 
 def _compaction(item: dict[str, Any], path: str) -> tuple[Block, ...]:
-    """Decode a summary. Without content it yields no block, and nothing is cut."""
+    """Decode a summary. Without content it yields no block, and nothing is dropped."""
     content = item.get("content")
     return (CompactedText(content),) if isinstance(content, str) and content.strip() else ()
 

@@ -1,7 +1,7 @@
 """Context management of the Messages API: edits of the history, and compaction.
 
-A compaction block replaces all that precedes it by a summary, so the history is cut there when it
-is decoded. The model reads the summary as a user turn.
+A compaction block replaces all that precedes it by a summary, so the decoder drops the rest. The
+model reads the summary as a user turn.
 """
 
 from collections.abc import Sequence
@@ -144,7 +144,7 @@ def check_summarizable(turns: Sequence[Turn]) -> None:
         raise InvalidRequest(message, param="compaction")
 
 
-def cut_compacted(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+def apply_compaction(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """Replace all that precedes the last compaction block by its summary."""
     for at in range(len(turns) - 1, -1, -1):
         blocks = turns[at].blocks

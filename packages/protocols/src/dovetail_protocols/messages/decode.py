@@ -30,7 +30,7 @@ from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.content import decode_content, decode_tool
-from dovetail_protocols.messages.context import check_summarizable, cut_compacted, decode_context
+from dovetail_protocols.messages.context import apply_compaction, check_summarizable, decode_context
 from dovetail_protocols.messages.fields import MESSAGES_FIELDS
 from dovetail_protocols.request_body import RequestBody, convert
 
@@ -117,7 +117,7 @@ def _turns(body: wire.Request, sent: RequestBody) -> tuple[Turn, ...]:
         lambda at, raw: _turn(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
         indexed=False,
     )
-    return cut_compacted(tuple(decoded))
+    return apply_compaction(tuple(decoded))
 
 
 def _turn(value: object, path: str) -> Turn:

@@ -89,7 +89,7 @@ def to_usage_out(
 
 
 def context_out(request: Request, edits: Sequence[AppliedEdit]) -> wire.ContextManagementOut | None:
-    """Encode the applied edits, None if the request asks for none and none is in force."""
+    """Encode the applied edits, None if the client requests none and none is in force."""
     return to_context_out(edits) if edits or request.context.edits else None
 
 
