@@ -77,6 +77,7 @@ class History:
         self._profile = profile = profile.choose(self._dice)
         self._storage = Storage(kind, self._dice.choice(profile.store_bytes), profile.max_age)
         self._processes: list[Process] = []
+        self._lost_places: set[str] = set()
         self._starting: dict[asyncio.Task[None], None] = {}
         for place in range(self._dice.choice((1, 2))):
             self._start(f"{place}")
@@ -119,6 +120,7 @@ class History:
             await process.ledger.start()
             while not process.has_reached_store:  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
+            self._lost_places.discard(process.place)
             self._processes.append(process)
         except asyncio.CancelledError:
             process.kill()
@@ -130,8 +132,9 @@ class History:
         process.kill()
         self._processes.remove(process)
         place = process.place
-        if self._dice.random() < self._profile.lost_folder:
+        if self._dice.random() < self._profile.lost_folder and process.knows_server:
             self._storage.lose_folder(place)
+            self._lost_places.add(place)
         if self._processes and self._dice.random() < 0.1:
             return  # it is not started again
         asyncio.get_running_loop().call_later(self._dice.random() * 3, self._start, place)
@@ -154,7 +157,8 @@ class History:
         if kind < 0.8:
             server.frozen_until = loop_time() + seconds
         elif kind < 0.9:
-            server.restart()
+            if not self._lost_places:  # if both lose their data, nobody can know of lost turns
+                server.restart()
         else:
             server.evict(self._dice)
 

@@ -16,6 +16,7 @@ class Process:
     """A server process: its memory is lost in a crash."""
 
     def __init__(self, storage: Storage, place: str, link: Link, profile: Profile) -> None:
+        self._storage = storage
         self.link = link
         self.place = place
         self.store = storage.open(link, place)
@@ -30,6 +31,13 @@ class Process:
     @property
     def has_reached_store(self) -> bool:
         return isinstance(self.store, SqliteLedgerStore) or self.store._lease.is_acquired
+
+    @property
+    def knows_server(self) -> bool:
+        """Whether the process has noticed the last restart of Redis."""
+        if isinstance(self.store, SqliteLedgerStore):
+            return True
+        return self.store._lease._run_id == self._storage.server.run_id
 
     def add_turn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run a turn, or a part of one, until the process crashes."""

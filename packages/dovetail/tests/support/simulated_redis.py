@@ -91,12 +91,12 @@ class SimulatedRedisServer:
     def _time(self) -> tuple[int, int]:
         return divmod(round((EPOCH + self._clock()) * 1e6), 10**6)
 
+    @property
+    def run_id(self) -> str:
+        return f"run{self._runs}"
+
     def _info(self, section: str) -> dict[str, Any]:
-        return (
-            {"run_id": f"run{self._runs}"}
-            if section == "server"
-            else {"evicted_keys": self._evicted}
-        )
+        return {"run_id": self.run_id} if section == "server" else {"evicted_keys": self._evicted}
 
     # ---- hashes ----
 
