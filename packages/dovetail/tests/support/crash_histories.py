@@ -157,7 +157,7 @@ class History:
         if kind < 0.8:
             server.frozen_until = loop_time() + seconds
         elif kind < 0.9:
-            if not self._lost_places:  # if both lose their data, nobody can know of lost turns
+            if not self._lost_places:  # if both lose their data, nothing shows the gap
                 server.restart()
         else:
             server.evict(self._dice)
