@@ -31,17 +31,22 @@ from fetch_harnesses import (  # type: ignore[import-not-found]  # in the same f
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST = ROOT / ".cache" / "newest-clients"
 TESTS = ROOT / "tests" / "harness"
+#: Files with tests of several clients, whose names contain the client's.
+SHARED_FILES = (
+    "test_images.py",
+    "test_secured.py",
+    "test_server_restart.py",
+    "test_side_requests.py",
+)
 #: The test files of each client.
 SUITES: Mapping[str, Sequence[str]] = {
-    "claude": ("test_claude_code_*.py", "test_secured.py", "test_server_restart.py"),
-    "codex": ("test_codex_*.py", "test_secured.py", "test_server_restart.py"),
-    "opencode": ("test_opencode.py",),
+    "claude": ("test_claude_code_*.py", *SHARED_FILES),
+    "codex": ("test_codex_*.py", *SHARED_FILES),
+    "opencode": ("test_opencode.py", *SHARED_FILES),
     "openclaw": ("test_openclaw.py",),
     "pi": ("test_pi.py",),
     "sdks": ("test_sdk_runners.py", "test_openai_agents.py"),
 }
-#: Some files have tests of several clients, whose names contain the client's.
-NAMED_IN_TESTS = ("claude", "codex")
 SDKS = ("anthropic", "openai", "openai-agents")
 
 
@@ -143,7 +148,8 @@ def _join(versions: Mapping[str, str]) -> str:
 def run_suite(version: Version) -> Outcome:
     """Run the tests of a client in a network namespace with only loopback."""
     files = [path for name in SUITES[version.client] for path in sorted(TESTS.glob(name))]
-    selection = ["-k", version.client] if version.client in NAMED_IN_TESTS else []
+    has_shared = set(SHARED_FILES) <= set(SUITES[version.client])
+    selection = ["-k", version.client] if has_shared else []
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
