@@ -15,7 +15,8 @@ from dovetail_protocols.openai_error import ERROR_KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "apis" / "chat.md").read_text(encoding="utf-8")
-CODE = set(re.findall(r"`([^`\n]+)`", PAGE))
+PATHS = set(re.findall(r"`([^`\n]+)`", PAGE))
+CODE = PATHS | {name for path in PATHS for name in path.split(".")}
 
 
 @pytest.mark.parametrize("wire", [ChatRequest, ChatMessage, StreamOptions, CompletionRequest])

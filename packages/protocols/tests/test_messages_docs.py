@@ -12,7 +12,8 @@ from dovetail_protocols.messages.error import _KINDS
 from dovetail_protocols.messages.message import STOP_REASONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "apis" / "messages.md"
-NAMES = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text(encoding="utf-8")))
+PATHS = set(re.findall(r"`([a-z_.]+)`", PAGE.read_text(encoding="utf-8")))
+NAMES = PATHS | {path.partition(".")[0] for path in PATHS}
 PARTS: dict[str, type[msgspec.Struct]] = {
     "": wire.Request,
     "tool_choice.": wire.ToolChoice,
