@@ -226,10 +226,12 @@ class PrefixDiagnostics:
     ) -> PrefixReport:
         total, length = len(observation.ids), len(branch.token_bytes) // _TOKEN_ID_BYTES
         if common in (total, length):
+            # Another server may have continued the session: its turns are in the ledger.
+            known = max(common, observation.reused_tokens)
             return PrefixReport(
-                common,
+                known,
                 total,
-                total - common,
+                total - known,
                 length - common,
                 reused_tokens=observation.reused_tokens,
             )
