@@ -126,6 +126,10 @@ _MESSAGES = {
     "messages.accepts.keys": respond_when(lambda request: "authorization" in request.headers, 401),
     "messages.count_tokens.shape": replace_text('"input_tokens"', '"tokens"', where="count_tokens"),
     "messages.count_tokens.exact": replace_text("[0-9]+", "7", where="count_tokens"),
+    "messages.edits.applied": replace_text(
+        '"cleared_input_tokens":[0-9]+', '"cleared_input_tokens":1'
+    ),
+    "messages.compaction": replace_text('"stop_reason":"compaction"', '"stop_reason":"end_turn"'),
     "messages.cache.excluded": change_body(_counted_twice, "/v1/messages"),
     "messages.cache.billing_line": change_body(_uncached_line),
     "messages.errors.too_long": replace_text("prompt is too long", "maximum context length"),

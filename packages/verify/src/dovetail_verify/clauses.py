@@ -443,6 +443,8 @@ def _fields() -> tuple[Clause, ...]:
             it,
             "A named tool_choice results in one call, unless the request enables parallel calls.",
         ),
+        Clause("F-7", it, "Context edits are applied, and `applied_edits` equals their effect."),
+        Clause("F-8", it, "A compaction block replaces the history before it."),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from dovetail_verify import scripted
 from dovetail_verify.black_box import (
     chat,
+    context,
     errors,
     fields,
     messages_requests,
@@ -210,6 +211,7 @@ BLACK_BOX_CHECKS = _sort_by_api(
         *responses_requests.CHECKS,
         *output.STRUCTURED_CHECKS,
         *fields.CHECKS,
+        *context.CHECKS,
         *usage.CHECKS,
         *messages_requests.BILLING_CHECKS,
         *errors.CHECKS,
