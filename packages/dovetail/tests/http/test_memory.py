@@ -3,19 +3,21 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import pytest
 from background_fixture import Gate
-from http_fixture import ALIAS, Stage, head, read_reply, run, serving
+from http_fixture import ALIAS, Plan, Stage, head, read_reply, run, serving
 from websocket_fixture import event, send_request, socket_to, until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.cli import server_runner
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http import memory
 from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
 from dovetail.settings.config import Config
@@ -212,3 +214,34 @@ def test_setting_applies_to_the_process(monkeypatch: pytest.MonkeyPatch) -> None
                 replace(Config(), max_held_bytes=max_bytes), front, service, lambda: None
             )
         assert request_memory.max_bytes == max_bytes
+
+
+def test_memory_of_long_outputs_is_returned_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator would keep it. Short outputs are not counted, however many there are."""
+    trims: list[int] = []
+    monkeypatch.setattr(memory, "_malloc_trim", trims.append)
+    monkeypatch.setattr(memory, "_OUTPUT_TRIM_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "_MIN_TRIMMED_BYTES", 2 * 100 * 64)
+    monkeypatch.setattr(request_memory, "long_output_tokens", 100)
+    monkeypatch.setattr(request_memory, "long_output_bytes", 0)
+
+    async def scene() -> None:
+        async with serving() as stage:
+            for tokens, total in ((99, 0), (99, 0), (99, 0), (100, 100), (100, 0)):
+                stage.engine.plan = _generates(stage, tokens)
+                body = {"model": ALIAS, "messages": [{"role": "user", "content": "Hi"}]}
+                reply = await stage.request("POST", "/v1/chat/completions", body)
+                assert reply.json["usage"]["completion_tokens"] >= tokens
+                assert request_memory.long_output_bytes // 64 // 100 * 100 == total
+            await until(lambda: trims == [0])
+
+    run(scene)
+
+
+def _generates(stage: Stage, count: int) -> Plan:
+    (word,) = stage.engine.tokenizer.encode("x")
+
+    async def plan(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        yield TokenDelta([word] * (count - 1) + [stage.engine.stop_id], finish="stop")
+
+    return plan

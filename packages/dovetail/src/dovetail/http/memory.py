@@ -16,6 +16,8 @@ from dovetail.http.exchange import ApiExchange
 
 _MIN_TRIMMED_BYTES = 8 << 20
 _TRIM_DELAY_SECONDS = 0.2  # until the objects of the request are freed
+_OUTPUT_TRIM_DELAY_SECONDS = 2.0  # until the turn is recorded
+_OUTPUT_TOKEN_BYTES = 64  # of the token's id and text, and of the recorded turn
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
 _trimming = threading.Lock()
 
@@ -33,12 +35,15 @@ class RequestMemory:
 
     max_bytes: Limit; None means `max_bodies` bodies of the largest size.
     bytes_by_tenant: Bytes of each tenant. A tenant with a name may use at most half of the limit.
+    long_output_bytes: Bytes of long outputs since memory was last returned to the system.
     """
 
     total_bytes = 0
     max_bytes: int | None = None
     max_bodies = 16  # of the largest size, if `max_bytes` is None
     small_request_bytes = 64 << 10  # smaller requests are limited by number, elsewhere
+    long_output_bytes = 0
+    long_output_tokens = 4 << 10  # shorter outputs leave little, and returning memory takes time
 
     def __init__(self) -> None:
         self.bytes_by_tenant: Counter[str] = Counter()
@@ -71,12 +76,24 @@ def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
         )
 
 
-def release_memory(exchange: ApiExchange) -> None:
-    """Release the memory of a finished request. After a large one, also to the system."""
+def release_memory(exchange: ApiExchange, output_tokens: int) -> None:
+    """Release the memory of a finished request.
+
+    After a large one, and after many long outputs, memory is also returned to the system: the
+    allocator would keep what one client used once.
+    """
     size = exchange.held_bytes
     _set_held_bytes(exchange, 0)
-    if size >= _MIN_TRIMMED_BYTES and _malloc_trim is not None:
-        asyncio.get_running_loop().call_later(_TRIM_DELAY_SECONDS, _trim_in_thread)
+    if output_tokens >= request_memory.long_output_tokens:
+        request_memory.long_output_bytes += output_tokens * _OUTPUT_TOKEN_BYTES
+    if _malloc_trim is None:
+        return
+    loop = asyncio.get_running_loop()
+    if size >= _MIN_TRIMMED_BYTES:
+        loop.call_later(_TRIM_DELAY_SECONDS, _trim_in_thread)
+    if request_memory.long_output_bytes >= _MIN_TRIMMED_BYTES:
+        request_memory.long_output_bytes = 0
+        loop.call_later(_OUTPUT_TRIM_DELAY_SECONDS, _trim_in_thread)
 
 
 def _trim_in_thread() -> None:

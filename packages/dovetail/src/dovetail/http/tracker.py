@@ -246,7 +246,8 @@ class RequestTracker:
 
     def finish(self, response_body: bytes | None = None) -> None:
         """Finish the record and report it. `response_body` is set if payloads are captured."""
-        release_memory(self._exchange)
+        usage = self.usage
+        release_memory(self._exchange, usage.output_tokens if usage is not None else 0)
         self._record_intervals()
         self._leave_queue()
         record = self._build_record()
