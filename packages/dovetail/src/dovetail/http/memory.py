@@ -76,7 +76,7 @@ def reserve_memory(exchange: ApiExchange, size: int, limit: int) -> None:
         )
 
 
-def release_memory(exchange: ApiExchange, output_tokens: int) -> None:
+def release_memory(exchange: ApiExchange, output_tokens: int = 0) -> None:
     """Release the memory of a finished request.
 
     After a large one, and after many long outputs, memory is also returned to the system: the
