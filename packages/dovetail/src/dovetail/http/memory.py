@@ -88,12 +88,11 @@ def release_memory(exchange: ApiExchange, output_tokens: int = 0) -> None:
         request_memory.long_output_bytes += output_tokens * _OUTPUT_TOKEN_BYTES
     if _malloc_trim is None:
         return
-    loop = asyncio.get_running_loop()
     if size >= _MIN_TRIMMED_BYTES:
-        loop.call_later(_TRIM_DELAY_SECONDS, _trim_in_thread)
+        asyncio.get_running_loop().call_later(_TRIM_DELAY_SECONDS, _trim_in_thread)
     if request_memory.long_output_bytes >= _MIN_TRIMMED_BYTES:
         request_memory.long_output_bytes = 0
-        loop.call_later(_OUTPUT_TRIM_DELAY_SECONDS, _trim_in_thread)
+        asyncio.get_running_loop().call_later(_OUTPUT_TRIM_DELAY_SECONDS, _trim_in_thread)
 
 
 def _trim_in_thread() -> None:
