@@ -217,6 +217,7 @@ def test_new_head_is_used_when_it_is_cheaper() -> None:
         del agent.tools["huge"]
         second = await runner.prepare(agent)
         assert "tool_head_replaced" in second.prompt.notes
+        assert second.diagnosis.reason == "tools"
         assert not _extends(second, first)
         assert len(second.prompt.ids) < len(first.prepared.prompt.ids)
 

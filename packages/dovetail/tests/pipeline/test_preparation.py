@@ -172,7 +172,7 @@ def test_tool_step_is_grown_and_reported() -> None:
     ("change", "reason"),
     [
         (lambda agent: agent.set_system("Another system text."), "header"),
-        (lambda agent: agent.tools.pop("edit_file"), "tools"),
+        (lambda agent: agent.tools.pop("edit_file"), None),  # announced at the end of the prompt
         (lambda agent: agent.history[0].update(content="Something else."), "history"),
         (lambda agent: None, None),
     ],
