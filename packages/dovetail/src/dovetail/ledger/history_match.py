@@ -44,6 +44,7 @@ class MatchStep:
     `lineage`: the lineage including the turn.
     `call_count`: the number of calls in earlier turns.
     `chars`: the number of characters of all turns up to this one.
+    `tools_changed`: whether a turn up to this one changes the available tools.
     """
 
     chain_before: bytes
@@ -52,6 +53,7 @@ class MatchStep:
     lineage: bytes
     call_count: int
     chars: int = 0
+    tools_changed: bool = False
 
     @property
     def chain(self) -> bytes:
@@ -77,6 +79,7 @@ def next_step(
         extend_chain(key, lineage_before, compute_digest(turn_digest.digest, identity)),
         call_count,
         chars,
+        turn_digest.changes_tools or (last is not None and last.tools_changed),
     )
 
 
@@ -139,6 +142,16 @@ class HistoryMatch:
     def chars(self) -> int:
         """The number of characters of the matched turns."""
         return self.steps[-1].chars if self.steps else 0
+
+    @property
+    def tools_changed(self) -> bool:
+        """Whether a matched turn changes the available tools."""
+        return bool(self.steps) and self.steps[-1].tools_changed
+
+    def entry_positions(self) -> dict[str, int]:
+        """Return the index of each recognized turn by its entry id."""
+        steps = ((self.steps[at].match.entry_id, at) for at in self.assistant_indexes)
+        return {id: at for id, at in steps if id is not None}
 
     def add(self, step: MatchStep) -> None:
         at = len(self.steps)

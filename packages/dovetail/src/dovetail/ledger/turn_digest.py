@@ -24,6 +24,7 @@ from dovetail_model import (
     TextBlock,
     ToolCallBlock,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     Turn,
 )
@@ -58,6 +59,7 @@ class TurnDigest(NamedTuple):
     cover them, see `HistoryDigester`.
     `copy_digest`: distinguishes copies with the same digest by their handles and reasoning.
     `chars`: the number of characters of the turn.
+    `changes_tools`: whether the turn makes a tool available or withdraws it.
     """
 
     digest: bytes
@@ -66,6 +68,7 @@ class TurnDigest(NamedTuple):
     copy_digest: bytes = b""
     chars: int = 0
     result_ids: tuple[str, ...] = ()
+    changes_tools: bool = False
 
 
 class TurnDigestCache:
@@ -145,6 +148,7 @@ def digest_turn(turn: Turn) -> TurnDigest:
             compute_digest(_DIGEST_VERSION, role, *_content_parts(turn.blocks)),
             chars=_count_chars(turn.blocks),
             result_ids=tuple(b.call_id for b in turn.blocks if isinstance(b, ToolResultBlock)),
+            changes_tools=changes_tools(turn),
         )
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
@@ -164,6 +168,17 @@ def digest_turn(turn: Turn) -> TurnDigest:
         compute_digest(*seals, "", *call_ids, "", *(block.text for block in reasoning)),
         _count_chars(turn.blocks),
     )
+
+
+def changes_tools(turn: Turn) -> bool:
+    """Return whether a turn refers to a tool or removes one."""
+    return turn.role != "assistant" and any(map(_changes_tools, turn.blocks))
+
+
+def _changes_tools(block: Block) -> bool:
+    if isinstance(block, ToolResultBlock):
+        return any(isinstance(b, ToolReferenceBlock | ToolRemovalBlock) for b in block.blocks)
+    return isinstance(block, ToolReferenceBlock | ToolRemovalBlock)
 
 
 def compute_digest(*parts: str | bytes) -> bytes:

@@ -187,9 +187,9 @@ class ConversationRenderer:
         view = build_view(
             request,
             await self._load_state(last),
-            _entry_positions(match),
+            match,
             self._tool_planner,
-            match.chars if last is not None else 0,
+            known=last is not None,
         )
         shown, notes = await self._documents.read(view.request)
         view = replace(view, request=shown, notes=(*view.notes, *notes))
@@ -367,11 +367,6 @@ def _inherit_thinking(request: Request, last: LedgerEntry | None) -> Request:
         return request
     before = msgspec.json.decode(last.thinking, type=Thinking)
     return msgspec.structs.replace(request, thinking=merge_thinking(before, request.thinking))
-
-
-def _entry_positions(match: HistoryMatch) -> dict[str, int]:
-    """Return the index of each recognized turn by its entry id."""
-    return {id: at for at in match.assistant_indexes if (id := match.steps[at].match.entry_id)}
 
 
 def _with_tools(request: Request, tools: tuple[ToolSpec, ...]) -> Request:

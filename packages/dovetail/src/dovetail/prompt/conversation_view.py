@@ -4,11 +4,11 @@ The client's request is not changed: later requests repeat it, and it is what tu
 by. The view is derived from it and from the recorded state each time.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.ledger.history_match import HistoryMatch
 from dovetail.prompt.conversation_state import StateRecord, append_additions
 from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail_model import InvalidRequest, Request, ToolChoice, ToolSpec
@@ -32,17 +32,25 @@ class ConversationView:
 def build_view(
     request: Request,
     recorded: StateRecord,
-    positions: Mapping[str, int],
+    match: HistoryMatch,
     planner: ToolPlanner,
-    known_chars: int,
+    *,
+    known: bool,
 ) -> ConversationView:
     """Build the view of a normalized request.
 
-    `recorded` is the state as of the last known turn. `positions` has the indexes of the turns that
-    were recognized, by entry id. `known_chars` is the length of the conversation up to the last.
+    `recorded` is the state as of the last known turn; `known` states whether there is one.
     """
-    plan = planner.plan(request.tools, request.turns, recorded.state, known_chars)
-    turns = append_additions(plan.turns, positions, plan.state.additions)
+    plan = planner.plan(
+        request.tools,
+        request.turns,
+        recorded.state,
+        match.chars if known else 0,
+        changed=match.tools_changed,
+    )
+    turns, additions = plan.turns, plan.state.additions
+    if additions:
+        turns = append_additions(turns, match.entry_positions(), additions)
     shown = request
     if turns is not request.turns or plan.head is not request.tools:
         shown = msgspec.structs.replace(request, turns=turns, tools=plan.head)

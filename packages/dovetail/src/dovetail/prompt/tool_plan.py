@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dovetail.ledger.turn_digest import compute_digest
+from dovetail.ledger.turn_digest import changes_tools, compute_digest
 from dovetail.prompt.conversation_state import (
     ConversationState,
     PromptAddition,
@@ -23,7 +23,7 @@ from dovetail.prompt.conversation_state import (
     can_append,
 )
 from dovetail.prompt.tool_notation import ToolNotation
-from dovetail.prompt.tool_references import LoadedTools, ReferenceReader, changes_tools
+from dovetail.prompt.tool_references import LoadedTools, ReferenceReader
 from dovetail.storage.lru import LruCache
 from dovetail_model import ToolSpec, Turn
 
@@ -85,14 +85,23 @@ class ToolPlanner:
         )
 
     def plan(
-        self, tools: Tools, turns: tuple[Turn, ...], state: ConversationState, known_chars: int
+        self,
+        tools: Tools,
+        turns: tuple[Turn, ...],
+        state: ConversationState,
+        known_chars: int,
+        *,
+        changed: bool,
     ) -> ToolPlan:
         """Plan the tools of a prompt.
 
-        `known_chars` is the length of the conversation that a new head would invalidate.
+        `known_chars` is the length of the conversation that a new head would invalidate. `changed`
+        states whether a turn changes the available tools.
         """
         declared = self._sort(tools)
-        loaded = self._read_references(declared, turns, state)
+        loaded = LoadedTools(turns)
+        if changed:
+            loaded = self._read_references(declared, turns, state)
         if not state.head_tools:
             return self._plan_new_head(declared, loaded, state)
         if declared.signatures == state.head_tools and not (
@@ -127,8 +136,6 @@ class ToolPlanner:
         self, declared: _DeclaredTools, turns: tuple[Turn, ...], state: ConversationState
     ) -> LoadedTools:
         """Replace references with definitions, and find the tools that they load."""
-        if not any(changes_tools(turn) for turn in turns):
-            return LoadedTools(turns)
         reader = ReferenceReader(self._notation, declared.tools, state.late_tools)
         shown = tuple(reader.read(turn) if changes_tools(turn) else turn for turn in turns)
         return reader.result(shown)

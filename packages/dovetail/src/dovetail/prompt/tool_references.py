@@ -41,17 +41,6 @@ class LoadedTools:
         return bool(self.tools or self.removed)
 
 
-def changes_tools(turn: Turn) -> bool:
-    """Return whether a turn contains a reference or a removal."""
-    return turn.role != "assistant" and any(map(_changes_tools, turn.blocks))
-
-
-def _changes_tools(block: Block) -> bool:
-    if isinstance(block, ToolResultBlock):
-        return any(isinstance(b, ToolReferenceBlock | ToolRemovalBlock) for b in block.blocks)
-    return isinstance(block, ToolReferenceBlock | ToolRemovalBlock)
-
-
 class ReferenceReader:
     """Reads the references of consecutive turns.
 
