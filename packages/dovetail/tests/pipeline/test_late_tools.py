@@ -274,3 +274,26 @@ def test_reference_to_an_undefined_tool_is_reported() -> None:
         assert "WebFetch" not in _names(prepared)
 
     _run(main())
+
+
+def test_repeated_references_show_the_definition_once() -> None:
+    """Otherwise a small request with many references gives a huge prompt."""
+
+    async def main() -> None:
+        loaded = _model("Qwen3")
+        runner, agent = _runner(loaded), ToolSearchAgent()
+        agent.add_user_message("Fetch the page.")
+        first = await runner.run_blocks(agent, [SEARCH])
+        agent.load(first.calls[0], *[FETCH_TOOL] * 50)
+        agent.more = agent.more[:1]
+        changed = {"type": "tool_reference", "name": "WebFetch"}
+        for _ in range(50):
+            kinds = ("tool_removal", "tool_addition")
+            changes = [{"type": kind, "tool": changed} for kind in kinds]
+            agent.history.append({"role": "system", "content": changes})
+        prepared = await runner.prepare(agent)
+        shown = loaded.tokenizer.decode(prepared.prompt.ids)
+        assert shown.count("Fetches one page.") == 1
+        assert "WebFetch" in _names(prepared)
+
+    _run(main())

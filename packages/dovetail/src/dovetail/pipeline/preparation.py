@@ -17,6 +17,7 @@ from dovetail.pipeline.concurrency import MIN_OFFLOAD_SIZE
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.rendering import ConversationRenderer, PromptSettings, RenderedRequest
 from dovetail.prompt.history_index import history_keys, text_key
+from dovetail.prompt.moved_content import NO_TURNS, SentTurns
 from dovetail.prompt.prefix_diagnostics import (
     PrefixDiagnostics,
     PromptObservation,
@@ -42,7 +43,7 @@ class PreparedRequest:
     """A request ready for the engine.
 
     `diagnosis` compares its prompt with its session's last. `applied_edits` are the context edits
-    in force.
+    in force. `turns` are its turns before normalization.
     """
 
     request: Request
@@ -51,6 +52,7 @@ class PreparedRequest:
     prefix_snapshot: PromptObservation
     diagnosis: PrefixReport
     applied_edits: tuple[AppliedEdit, ...] = ()
+    turns: SentTurns = NO_TURNS
 
 
 class RequestPreparer(Protocol):
@@ -150,6 +152,7 @@ class ChatPreparer:
             snapshot,
             diagnosis,
             rendered.applied_edits,
+            rendered.turns,
         )
 
     async def count_tokens(
@@ -199,6 +202,7 @@ class ChatPreparer:
             prompt=snapshot,
             history_keys=_turn_keys(prepared, generation, entry),
         )
+        self._renderer.record_sent(prepared.request.identity, prepared.turns, generation.message())
         await self._ledger.record(entry, prepared.prompt.ids)
 
     async def predict_next_prompt(

@@ -35,6 +35,7 @@ from dovetail.prompt.conversation_state import (
     digest_edits,
 )
 from dovetail.prompt.conversation_view import ConversationView, build_view
+from dovetail.prompt.moved_content import NO_TURNS, MovedContent, SentTurns
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.reasoning_retention import (
@@ -49,7 +50,9 @@ from dovetail.prompt.volatile_text import NormalizationOptions
 from dovetail_model import (
     AppliedEdit,
     ContextManagement,
+    Identity,
     InvalidRequest,
+    Message,
     ReasoningBlock,
     ReasoningRetention,
     Request,
@@ -70,6 +73,7 @@ class PromptSettings:
     """The operator's settings.
 
     `hide_unusable_tools`: omit tools if `tool_choice` is `none`.
+    `keep_moved_content`: keep content that a client moves where the model read it.
     `images`: whether images and files that the model cannot read are replaced or rejected.
     `max_context`: the operator's limit of the context length.
     `stop_scope`: where stop sequences are found.
@@ -84,6 +88,7 @@ class PromptSettings:
     resume_drop_thinking: float | None = None
     reasoning_retention: ReasoningRetention | None = None
     hide_unusable_tools: bool = False
+    keep_moved_content: bool = True
     images: Literal["replace", "reject"] = "replace"
     max_context: int | None = None
     stop_scope: StopScope = "text"
@@ -97,6 +102,7 @@ class RenderedRequest:
     `reasoning_cleared`: whether earlier reasoning was removed because the session rested.
     `context_edited`: whether the edits differ from those of the conversation so far.
     `applied_edits`: the effect of the context edits that the client requested.
+    `turns`: the turns before normalization, for `record_sent`.
     """
 
     request: Request
@@ -105,6 +111,7 @@ class RenderedRequest:
     reasoning_cleared: bool
     context_edited: bool = False
     applied_edits: tuple[AppliedEdit, ...] = ()
+    turns: SentTurns = NO_TURNS
 
 
 class ConversationRenderer:
@@ -135,6 +142,7 @@ class ConversationRenderer:
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=settings.replay)
         self._tool_planner = ToolPlanner(self._renderers.default.tool_notation)
+        self._moved = MovedContent() if settings.keep_moved_content else None
         self._owners: dict[str, TurnOwner] = {}
         self._documents = DocumentReader(
             max_document_chars(settings.max_context, model.context_length)
@@ -169,6 +177,9 @@ class ConversationRenderer:
 
         `window` is the size of the context window. Without `edit`, no context edit is in force.
         """
+        sent = request.turns
+        request = self._moved.restore(request) if self._moved is not None else request
+        used = request.turns
         request = await self._normalize(request, max_tokens)
         self._check_request(request)
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
@@ -211,7 +222,13 @@ class ConversationRenderer:
             edits.rested_until > before.rested_until,
             edits.is_different(before),
             edits.applied(job.policy.start),
+            SentTurns(sent, used, match.chars),
         )
+
+    def record_sent(self, identity: Identity, turns: SentTurns, response: Message) -> None:
+        """Record a request and its response, to find content that the client moves."""
+        if self._moved is not None:
+            self._moved.record(identity, turns, response)
 
     def _check_request(self, request: Request) -> None:
         if not request.turns and not request.system:

@@ -56,6 +56,8 @@ class ReferenceReader:
         self._recorded = {tool.key: tool for tool in recorded}
         self._loaded: dict[ToolKey, ToolSpec] = {}
         self._removed: set[str] = set()
+        # A definition is written once: a small request could otherwise give an endless prompt.
+        self._shown: dict[int, ToolSpec] = {}
         self._notes: list[str] = []
 
     def read(self, turn: Turn) -> Turn:
@@ -101,8 +103,9 @@ class ReferenceReader:
             self._loaded[key] = tool
             if is_in_head and not was_removed:
                 return f"Tool available: {tool.model_name}"
-        if shown is None:
+        if shown is None or id(shown) in self._shown:
             return f"Tool available: {reference.name}"
+        self._shown[id(shown)] = shown
         text, is_native = self._notation.write(shown)
         if not is_native:
             self._notes.append("tool_notation_json")

@@ -269,6 +269,7 @@ def preparation_settings(config: Config) -> PromptSettings:
         resume_drop_thinking=config.resume_drop_thinking,
         reasoning_retention=config.reasoning_retention,
         hide_unusable_tools=config.exclude_tools_when_tool_choice_none,
+        keep_moved_content=config.keep_moved_content,
         images=config.images,
         max_context=config.context_length,
         stop_scope=config.stop_scope,

@@ -150,6 +150,11 @@ class Config:
     strip_anthropic_preamble: bool = _setting(
         True, "Remove the billing line from Claude Code's system prompt."
     )
+    keep_moved_content: bool = _setting(
+        True,
+        "Keep blocks that a harness moves to the end of each request also where the model read "
+        "them, so that the prefix stays.",
+    )
     volatile_pattern: tuple[str, ...] = _setting(
         (),
         "Regular expression for text to remove from prompts, in addition to the built-in patterns.",

@@ -1,0 +1,178 @@
+"""Content that a client moves from the end of one request to the end of the next.
+
+Some harnesses end each request with a block of their own (a reminder, a list of running processes),
+which they remove from its place in the next request and send again at the new end. Removing it
+would change the prompt from that place on. It stays where the model read it instead; the client's
+new copy is at the end anyway.
+
+The earlier request is identified by the ids of the calls that the model made in response to it,
+which are unique, or by the session that the client names. Only text at the end of a message, or a
+message, is restored, and only if the end of the request has text with the same first line: what a
+user deletes is not restored.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dovetail.ledger.store import make_call_key
+from dovetail.prompt.turn_order import replace_turns
+from dovetail.storage.lru import LruCache
+from dovetail_model import (
+    Block,
+    Identity,
+    Message,
+    Request,
+    Role,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+    Turn,
+)
+
+_MAX_CHARS = 64 << 20  # of the recorded turns
+_MIN_HEADING_CHARS = 8  # a shorter first line does not identify a block
+
+_Part = tuple[Role, Block]
+Turns = tuple[Turn, ...]
+
+
+class SentTurns(NamedTuple):
+    """The turns of a request as sent, and with moved content. `chars` is their length."""
+
+    sent: Turns
+    used: Turns
+    chars: int = 0
+
+
+NO_TURNS = SentTurns((), ())
+
+
+class _Group(NamedTuple):
+    """The turns before an assistant turn, and that turn; None at the end of the request."""
+
+    turns: Turns
+    assistant: Turn | None
+
+
+class MovedContent:
+    """Records the turns of requests, and restores what the next request removed."""
+
+    __slots__ = ("_sent",)
+
+    def __init__(self, max_chars: int = _MAX_CHARS) -> None:
+        self._sent: LruCache[tuple[str, str], SentTurns] = LruCache(
+            max_size=max_chars, size_of=lambda sent: sent.chars
+        )
+
+    def restore(self, request: Request) -> Request:
+        """Return a request with content that was moved to its end, where the model read it."""
+        turns = request.turns
+        before = self._find(request.identity, turns)
+        if before is None:
+            return request
+        if before.used == before.sent and turns[: len(before.sent)] == before.sent:
+            return request
+        return replace_turns(request, request.system, _restore(turns, before))
+
+    def record(self, identity: Identity, turns: SentTurns, response: Message) -> None:
+        """Record the turns of a request by the calls of its response and by its session."""
+        for block in response.blocks:
+            if isinstance(block, ToolCallBlock):
+                self._sent.put((identity.tenant, "call " + make_call_key(block.id)), turns)
+        if identity.session is not None:
+            self._sent.put((identity.tenant, "session " + identity.session), turns)
+
+    def _find(self, identity: Identity, turns: Turns) -> SentTurns | None:
+        tenant, session = identity.tenant, identity.session
+        for turn in reversed(turns):
+            for block in turn.blocks if turn.role == "assistant" else ():
+                if isinstance(block, ToolCallBlock):
+                    known = self._sent.get((tenant, "call " + make_call_key(block.id)))
+                    if known is not None:
+                        return self._newer(tenant, session, known)
+        return self._sent.get((tenant, "session " + session)) if session is not None else None
+
+    def _newer(self, tenant: str, session: str | None, known: SentTurns) -> SentTurns:
+        """Return the last request of the session if it continues this one."""
+        last = self._sent.get((tenant, "session " + session)) if session is not None else None
+        if last is None or len(last.used) <= len(known.used):
+            return known
+        return last if last.used[: len(known.used)] == known.used else known
+
+
+def _restore(turns: Turns, before: SentTurns) -> Turns:
+    *groups, end = _split(turns)
+    end_texts = [text for _, block in _parts(end.turns) for text in _texts(block)]
+    restored: list[Turn] = []
+    known = zip(_split(before.sent), _split(before.used), strict=False)
+    for at, (group, (sent, used)) in enumerate(zip(groups, known, strict=False)):
+        same = group.turns in (sent.turns, used.turns)
+        if not same and not _is_moved(sent.turns, group.turns, end_texts):
+            break
+        restored += used.turns
+        if sent.assistant not in (None, group.assistant):
+            groups[at] = group._replace(turns=())  # its turns are restored already
+            break
+        restored += [group.assistant] if group.assistant is not None else []
+    else:
+        at = min(len(groups), len(_split(before.sent)))
+    rest = (turn for group in groups[at:] for turn in (*group.turns, group.assistant) if turn)
+    return (*restored, *rest, *end.turns)
+
+
+def _split(turns: Turns) -> list[_Group]:
+    groups: list[_Group] = []
+    start = 0
+    for at, turn in enumerate(turns):
+        if turn.role == "assistant":
+            groups.append(_Group(turns[start:at], turn))
+            start = at + 1
+    return [*groups, _Group(turns[start:], None)]
+
+
+def _is_moved(before: Turns, now: Turns, end_texts: Sequence[str]) -> bool:
+    """Return whether `now` lacks only text that has moved to the end."""
+    removed = _find_removed(list(_parts(before)), list(_parts(now)))
+    return bool(removed) and all(_has_moved(text, end_texts) for text in removed)
+
+
+def _find_removed(before: list[_Part], now: list[_Part]) -> list[str]:
+    """Return the texts at the end of `before` that `now` lacks; none if it differs otherwise."""
+    count = len(now)
+    removed: list[str] = []
+    if before[:count] != now:
+        *same, (role, last) = now or [("user", TextBlock(""))]
+        if len(before) < count or before[: count - 1] != same:
+            return []
+        old_role, old = before[count - 1]
+        if not (isinstance(last, TextBlock) and isinstance(old, TextBlock) and role == old_role):
+            return []
+        if not old.text.startswith(last.text):
+            return []
+        removed.append(old.text[len(last.text) :])
+    for _, block in before[count:]:
+        if not isinstance(block, TextBlock):
+            return []
+        removed.append(block.text)
+    return removed
+
+
+def _has_moved(text: str, end_texts: Sequence[str]) -> bool:
+    heading = text.strip().partition("\n")[0].strip()
+    if len(heading) < _MIN_HEADING_CHARS:
+        return text.strip() in map(str.strip, end_texts)
+    return any(heading in other for other in end_texts)
+
+
+def _parts(turns: Turns) -> Iterator[_Part]:
+    for turn in turns:
+        for block in turn.blocks:
+            yield turn.role, block
+
+
+def _texts(block: Block) -> Iterator[str]:
+    if isinstance(block, TextBlock):
+        yield block.text
+    elif isinstance(block, ToolResultBlock):
+        for inner in block.blocks:
+            yield from _texts(inner)
