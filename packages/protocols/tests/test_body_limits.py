@@ -12,6 +12,7 @@ from dovetail_model import (
     Request,
     TextBlock,
     ToolCallBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolSpec,
     Turn,
@@ -145,3 +146,24 @@ def test_many_long_ids() -> None:
         InvalidRequest, match="x: must have at most 4194304 characters in the names"
     ):
         check_request(request, RequestLimits(), "x")
+
+
+def test_tools_that_messages_define_are_limited_like_declared_ones() -> None:
+    added = ToolReferenceBlock("g", None, ToolSpec("g", "d" * 200))
+    turns = (Turn("user", (TextBlock("a"), ToolReferenceBlock("f"), added)),)
+    request = Request(model="m", turns=turns, tools=(ToolSpec("f"),))
+    check_request(request, RequestLimits(max_tools=2, max_tool_bytes=300), "messages")
+    check_request(request, RequestLimits(max_tool_bytes=100), "messages", body_bytes=100)
+    for limits, message in (
+        (RequestLimits(max_tools=1), "messages: must have at most 1 tools, got 2"),
+        (RequestLimits(max_tool_bytes=100), "messages[0]: must have at most 100 bytes, got 216"),
+    ):
+        with pytest.raises(InvalidRequest) as raised:
+            check_request(request, limits, "messages", body_bytes=101)
+        assert raised.value.message == message
+
+
+def test_large_tool_of_a_small_body() -> None:
+    request = Request(model="m", turns=(), tools=(ToolSpec("f"), ToolSpec("g", "d" * 200)))
+    with pytest.raises(InvalidRequest, match=r"tools\[1\]: must have at most 100 bytes, got 216"):
+        check_request(request, RequestLimits(max_tool_bytes=100), "messages", body_bytes=101)

@@ -194,6 +194,35 @@ def test_limits_are_named_in_each_api(
     run(scene)
 
 
+@pytest.mark.parametrize("role", ["user", "system"])
+@pytest.mark.parametrize(
+    ("count", "description", "message"),
+    [
+        (5000, "d", "messages: must have at most 2048 tools, got 5000"),
+        (1, "word " * 600_000, "messages[1]: must have at most 1048576 bytes, got 3"),
+    ],
+)
+def test_added_tools_are_limited_like_declared_ones(
+    role: str, count: int, description: str, message: str
+) -> None:
+    def addition(at: int) -> dict[str, Any]:
+        definition = {"name": f"f{at}", "description": description, "input_schema": {}}
+        return {
+            "type": "tool_addition",
+            "tool": {"type": "tool_definition", "definition": definition},
+        }
+
+    async def scene() -> None:
+        async with serving() as stage:
+            added = {"role": role, "content": [addition(at) for at in range(count)]}
+            body = chat_body(messages=[{"role": "user", "content": "x"}, added])
+            reply = await stage.request("POST", "/v1/messages", json.dumps(body).encode())
+            assert reply.status == 400
+            assert reply.json["error"]["message"].startswith(message)
+
+    run(scene)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_body_decoded_in_a_thread_gets_its_response(path: str) -> None:
     """A body with many values that is within all limits."""

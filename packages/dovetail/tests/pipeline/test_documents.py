@@ -18,7 +18,9 @@ from dovetail.pipeline.documents import (
 from dovetail.prompt.pdf_text import PdfText
 from dovetail_model import (
     Block,
+    ContextOverflow,
     DocumentBlock,
+    Identity,
     ImageBlock,
     Request,
     TextBlock,
@@ -150,7 +152,7 @@ def test_slow_files_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the process ends, and the result stays the same: it is part of the prefix."""
     calls: list[int] = []
 
-    async def extract(data: bytes, max_chars: int) -> PdfText:
+    async def extract(data: bytes, max_chars: int, tenant: str) -> PdfText:
         calls.append(len(data))
         await asyncio.sleep(3600)
         raise AssertionError
@@ -177,7 +179,7 @@ def test_cancelled_extraction_ends_its_process() -> None:
             patch.setattr(asyncio, "create_subprocess_exec", spy)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await PdfProcesses().extract(b"x", 10)
+                    await PdfProcesses().extract(b"x", 10, "a")
         assert started[0].returncode == -9
 
     asyncio.run(scene())
@@ -200,14 +202,14 @@ def test_process_that_exceeds_its_limits_is_reported() -> None:
         ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(asyncio, "create_subprocess_exec", running(code))
-                assert await PdfProcesses().extract(b"x", 10) == wanted
+                assert await PdfProcesses().extract(b"x", 10, "a") == wanted
 
         async def fail(*command: Any, **more: Any) -> Any:
             raise OSError("no more processes")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(asyncio, "create_subprocess_exec", fail)
-            assert await PdfProcesses().extract(b"x", 10) == PdfText(error="too_complex")
+            assert await PdfProcesses().extract(b"x", 10, "a") == PdfText(error="too_complex")
 
     asyncio.run(scene())
 
@@ -215,7 +217,7 @@ def test_process_that_exceeds_its_limits_is_reported() -> None:
 def test_texts_are_cached_by_content() -> None:
     count = 0
 
-    async def extract(data: bytes, max_chars: int) -> PdfText:
+    async def extract(data: bytes, max_chars: int, tenant: str) -> PdfText:
         nonlocal count
         count += 1
         return PdfText(1, (f"text {count}",))
@@ -226,3 +228,62 @@ def test_texts_are_cached_by_content() -> None:
     assert count == 1
     text_of(DocumentBlock(title="b", data=PDF), reader)
     assert count == 2
+
+
+def test_text_of_all_documents_is_limited() -> None:
+    """A file of 2 KB can have 400,000 characters, and a request many copies of it."""
+
+    async def extract(data: bytes, max_chars: int, tenant: str) -> PdfText:
+        return PdfText(1, ("word " * 60_000,))
+
+    reader = DocumentReader(extract=extract)
+    document = DocumentBlock(data=PDF)
+    read(request(*[document] * 50), reader)
+    with pytest.raises(ContextOverflow, match="prompt is too long: the text of its documents"):
+        read(request(*[document] * 500), reader)
+
+
+def test_files_of_one_tenant_do_not_delay_others() -> None:
+    async def scene() -> None:
+        create = asyncio.create_subprocess_exec
+
+        async def spy(*command: Any, **more: Any) -> Any:
+            code = (
+                "import sys, time; slow = sys.stdin.buffer.read() == b'slow'; "
+                "time.sleep(3600 * slow); print('{}')"
+            )
+            return await create(command[0], "-c", code, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio, "create_subprocess_exec", spy)
+            processes = PdfProcesses()
+            slow = [asyncio.create_task(processes.extract(b"slow", 10, "a")) for _ in range(8)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                assert await processes.extract(b"x", 10, "b") == PdfText()
+            for task in slow:
+                task.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_tenant_of_the_request_waits_for_its_own_files() -> None:
+    tenants: list[str] = []
+
+    async def extract(data: bytes, max_chars: int, tenant: str) -> PdfText:
+        tenants.append(tenant)
+        return PdfText()
+
+    given = msgspec.structs.replace(request(DocumentBlock(data=PDF)), identity=Identity("team-a"))
+    read(given, DocumentReader(extract=extract))
+    assert tenants == ["team-a"]
+
+
+def test_missing_library_is_reported() -> None:
+    async def extract(data: bytes, max_chars: int, tenant: str) -> PdfText:
+        return PdfText(error="no_library")
+
+    text, note = text_of(DocumentBlock(data=PDF), DocumentReader(extract=extract))
+    assert "the library pypdf is not installed" in text
+    assert note == "documents_unreadable"

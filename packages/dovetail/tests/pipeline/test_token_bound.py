@@ -1,6 +1,7 @@
 """The lower bound of a prompt's tokens: never too high, and checked before rendering."""
 
 import asyncio
+import base64
 import gc
 import json
 import random
@@ -22,6 +23,7 @@ from dovetail.pipeline.token_bound import (
     min_prompt_tokens,
     min_tokens_in_slices,
 )
+from dovetail.prompt.pdf_text import PdfText
 from dovetail_model import ContextOverflow, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -178,6 +180,33 @@ def test_prompt_that_cannot_fit_is_rejected_before_rendering(
             reply = await stage.request("POST", path, json.dumps(body).encode())
             assert reply.status == 400
             assert "2000000" in reply.json["error"]["message"]
+
+    run(scene)
+
+
+def test_documents_that_cannot_fit_are_rejected_before_rendering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them fits, and the request itself is small."""
+
+    def fail(*args: object) -> None:
+        raise AssertionError("the prompt was rendered")
+
+    async def extract(self: object, data: bytes, max_chars: int, tenant: str) -> PdfText:
+        return PdfText(1, ("x" * 60_000,))
+
+    monkeypatch.setattr("dovetail.prompt.renderer.PromptRenderer.render", fail)
+    monkeypatch.setattr("dovetail.pipeline.documents.PdfProcesses.extract", extract)
+    data = base64.b64encode(b"%PDF-1.7").decode()
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    blocks = [{"type": "document", "source": source}] * 300
+    body = {"model": NAME, "max_tokens": 9, "messages": [{"role": "user", "content": blocks}]}
+
+    async def scene() -> None:
+        async with serving() as stage:
+            reply = await stage.request("POST", "/v1/messages", json.dumps(body).encode())
+            assert reply.status == 400
+            assert "prompt is too long" in reply.json["error"]["message"]
 
     run(scene)
 

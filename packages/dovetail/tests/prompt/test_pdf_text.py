@@ -29,6 +29,11 @@ def test_encrypted_files() -> None:
     assert extract_pdf_text(encrypted_pdf_file(PAGES, "secret"), 10, 1000).error == "encrypted"
 
 
+def test_missing_library_is_not_a_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    assert extract_pdf_text(FILE, 10, 1000) == PdfText(error="no_library")
+
+
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.7", b"\0" * 100, FILE[:200], b"%PDF-1.4\n%%EOF"])
 def test_damaged_files(data: bytes) -> None:
     found = extract_pdf_text(data, 10, 1000)

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dovetail_model import Block, InvalidRequest, Request, ToolCallBlock, ToolResultBlock
+from dovetail_model import (
+    Block,
+    InvalidRequest,
+    Request,
+    ToolCallBlock,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolSpec,
+)
 
 # Some clients put signatures into the ids of calls.
 MAX_NAME_CHARS = 1 << 16  # of one name or id of a call
@@ -64,18 +72,33 @@ def check_body(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> None:
     _BodyScan(body, limits).run()
 
 
-def check_request(request: Request, limits: RequestLimits, history_field: str) -> None:
-    """Raise `InvalidRequest` if a decoded request exceeds a limit."""
+def check_request(
+    request: Request, limits: RequestLimits, history_field: str, *, body_bytes: int | None = None
+) -> None:
+    """Raise `InvalidRequest` if a decoded request exceeds a limit.
+
+    `body_bytes` is the size of the body, if it is known: tools of a small one are not measured.
+    """
     _check("tools", len(request.tools), limits.max_tools, "tools")
     _check(history_field, len(request.turns), limits.max_messages, "items")
     blocks = sum(_count_blocks(turn.blocks) for turn in request.turns)
     _check(history_field, blocks, limits.max_blocks, "content blocks")
-    _check_names(request, history_field)
+    definitions = _check_names(request, history_field)
+    if definitions:
+        _check(history_field, len(request.tools) + len(definitions), limits.max_tools, "tools")
+    if body_bytes is None or body_bytes > limits.max_tool_bytes:
+        declared = [(f"tools[{at}]", tool) for at, tool in enumerate(request.tools)]
+        for path, tool in declared + definitions:
+            _check(path, _tool_bytes(tool), limits.max_tool_bytes, "bytes")
 
 
-def _check_names(request: Request, history_field: str) -> None:
-    """Limit names and ids: unlike texts, they are compared and hashed on the event loop."""
+def _check_names(request: Request, history_field: str) -> list[tuple[str, ToolSpec]]:
+    """Limit names and ids: unlike texts, they are compared and hashed on the event loop.
+
+    Returns the tools that messages define, with their paths: one loop over all blocks is enough.
+    """
     total = 0
+    definitions: list[tuple[str, ToolSpec]] = []
     for at, turn in enumerate(request.turns):
         for block in turn.blocks:
             if isinstance(block, ToolCallBlock):
@@ -85,12 +108,21 @@ def _check_names(request: Request, history_field: str) -> None:
                 longest = len(block.call_id)
                 total += longest
             else:
+                if isinstance(block, ToolReferenceBlock) and block.definition is not None:
+                    definitions.append((f"{history_field}[{at}]", block.definition))
                 continue
             if longest > MAX_NAME_CHARS:
                 unit = "characters in the name and in the id of a call"
                 _check(f"{history_field}[{at}]", longest, MAX_NAME_CHARS, unit)
     unit = "characters in the names and ids of all calls"
     _check(history_field, total, MAX_ALL_NAMES_CHARS, unit)
+    return definitions
+
+
+def _tool_bytes(tool: ToolSpec) -> int:
+    """Return the size of the tool's JSON without white space and field names."""
+    parts = (tool.name, tool.description, tool.parameters, tool.grammar)
+    return len(msgspec.json.encode(parts))
 
 
 def _count_blocks(blocks: tuple[Block, ...]) -> int:

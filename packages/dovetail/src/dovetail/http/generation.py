@@ -154,7 +154,9 @@ class GenerationEndpoint:
     async def _decode_body(self, exchange: ApiExchange, codec: Codec, body: bytes) -> Request:
         headers, memory = exchange.headers, self._service.memory
         request = await run_decoder(body, lambda: codec.decode(body, headers, memory))
-        check_request(request, self._options.request_limits, codec.history_field)
+        check_request(
+            request, self._options.request_limits, codec.history_field, body_bytes=len(body)
+        )
         return self._add_server_fields(exchange, request)
 
     async def _generate(

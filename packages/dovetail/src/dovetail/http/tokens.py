@@ -54,7 +54,9 @@ class TokensEndpoints:
             self._service.memory,
         )
         request = await run_decoder(body, lambda: decode_count(body, headers, memory))
-        check_request(request, self._options.request_limits, MESSAGES.history_field)
+        check_request(
+            request, self._options.request_limits, MESSAGES.history_field, body_bytes=len(body)
+        )
         entry = self._service.find(request.model)
         count = await count_tokens(entry, _with_tenant(request, exchange.tenant))
         await exchange.respond(200, encode_count(count.tokens, count.original))
@@ -105,7 +107,9 @@ class TokensEndpoints:
         chat_request = await run_decoder(
             body, lambda: _decode_chat(body, entry.name, exchange.headers)
         )
-        check_request(chat_request, self._options.request_limits, CHAT.history_field)
+        check_request(
+            chat_request, self._options.request_limits, CHAT.history_field, body_bytes=len(body)
+        )
         # A separate session: the request must not affect the conversation that it may belong to.
         chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
         prepared = await entry.preparer.prepare(chat_request)

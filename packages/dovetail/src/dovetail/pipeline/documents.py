@@ -16,10 +16,12 @@ from hashlib import blake2b
 import msgspec
 
 from dovetail.pipeline.concurrency import run_in_thread
+from dovetail.pipeline.tenant_slots import TenantSlots
 from dovetail.prompt.pdf_text import PdfText
 from dovetail.storage.lru import LruCache
 from dovetail_model import (
     Block,
+    ContextOverflow,
     DocumentBlock,
     ImageBlock,
     ReasoningBlock,
@@ -40,8 +42,10 @@ MAX_PDF_SECONDS = 20.0  # of one file; its process also has a limit of CPU time
 MAX_REQUEST_SECONDS = 60.0  # of all files of a request that are not cached
 DEFAULT_MAX_CHARS = 400_000  # of the text of one document
 MIN_MAX_CHARS = 4_000
+MAX_REQUEST_CHARS = 16 << 20  # of all documents of a request; far more than a context window
 _MAX_CACHED_CHARS = 16 << 20
-_MAX_PROCESSES = 2  # at a time
+_MAX_PROCESSES = 3  # at a time
+_MAX_TENANT_PROCESSES = 2
 _TEXT_TYPES = frozenset(
     {"application/json", "application/xml", "application/yaml", "application/toml"}
 )
@@ -50,6 +54,7 @@ _FAILURES = {
     "damaged": "the file is damaged",
     "encrypted": "the file is encrypted",
     "too_complex": "the file is too complex",
+    "no_library": "this server reads no PDF files because the library pypdf is not installed",
 }
 
 IMAGES_REPLACED = "images_replaced"
@@ -57,7 +62,7 @@ DOCUMENTS_EXTRACTED = "documents_extracted"
 DOCUMENTS_TRUNCATED = "documents_truncated"
 DOCUMENTS_UNREADABLE = "documents_unreadable"
 
-ExtractPdf = Callable[[bytes, int], Awaitable[PdfText | None]]
+ExtractPdf = Callable[[bytes, int, str], Awaitable[PdfText | None]]
 
 
 def max_document_chars(*context_lengths: int | None) -> int:
@@ -95,34 +100,41 @@ class DocumentReader:
         )
 
     async def read(self, request: Request) -> tuple[Request, tuple[str, ...]]:
-        """Return the request with the text of its documents, and notes on what was replaced."""
+        """Return the request with the text of its documents, and notes on what was replaced.
+
+        Raises `ContextOverflow` if the text is certainly too long: small files can have much text.
+        """
         notes: dict[str, None] = {}
         texts: dict[int, str] = {}
         deadline = time.monotonic() + MAX_REQUEST_SECONDS
+        tenant, chars = request.identity.tenant, 0
         for block in find_media(request):
             if isinstance(block, DocumentBlock):
-                found = await self._read(block, deadline)
+                found = await self._read(block, deadline, tenant)
+                chars += len(found.text)
+                if chars > MAX_REQUEST_CHARS:
+                    raise _too_long()
                 texts[id(block)] = found.text
                 notes[found.note] = None
             elif not self._sees_images:
                 notes[IMAGES_REPLACED] = None
         return (_with_texts(request, texts) if texts else request), tuple(notes)
 
-    async def _read(self, document: DocumentBlock, deadline: float) -> DocumentText:
+    async def _read(self, document: DocumentBlock, deadline: float, tenant: str) -> DocumentText:
         size = len(document.data or "")
         digest = await run_in_thread(size, lambda: _digest(document))
         known = self._texts.get(digest)
         if known is None:
-            known = await self._convert(document, deadline)
+            known = await self._convert(document, deadline, tenant)
             self._texts.put(digest, known)
         return known
 
-    async def _convert(self, document: DocumentBlock, deadline: float) -> DocumentText:
+    async def _convert(self, document: DocumentBlock, deadline: float, tenant: str) -> DocumentText:
         kind = document_type(document)
         if document.data is None:
             return _unreadable(document, "it was not loaded")
         if kind == "application/pdf":
-            return await self._convert_pdf(document, document.data, deadline)
+            return await self._convert_pdf(document, document.data, deadline, tenant)
         if kind.startswith("text/") or kind in _TEXT_TYPES:
             return await self._convert_text(document, document.data)
         return _unreadable(document, "text is extracted only from PDF and text files")
@@ -132,7 +144,7 @@ class DocumentReader:
         return self._build(describe_document(document), content.decode("utf-8", "replace"), False)
 
     async def _convert_pdf(
-        self, document: DocumentBlock, data: str, deadline: float
+        self, document: DocumentBlock, data: str, deadline: float, tenant: str
     ) -> DocumentText:
         if base64_size(data) > MAX_PDF_BYTES:
             return _unreadable(document, f"the file is larger than {MAX_PDF_BYTES} bytes")
@@ -140,7 +152,7 @@ class DocumentReader:
         found = None
         with suppress(TimeoutError):
             async with asyncio.timeout(min(MAX_PDF_SECONDS, deadline - time.monotonic())):
-                found = await self._extract(content, self._max_chars)
+                found = await self._extract(content, self._max_chars, tenant)
         if found is None:
             return _unreadable(document, "reading the file took too long")
         if found.error is not None:
@@ -158,14 +170,17 @@ class DocumentReader:
 
 
 class PdfProcesses:
-    """Extracts the text of PDF files in child processes, few at a time."""
+    """Extracts the text of PDF files in child processes, few at a time.
 
-    def __init__(self, count: int = _MAX_PROCESSES) -> None:
-        self._slots = asyncio.Semaphore(count)
+    A tenant whose files take long does not delay the files of other tenants.
+    """
 
-    async def extract(self, data: bytes, max_chars: int) -> PdfText | None:
+    def __init__(self) -> None:
+        self._slots = TenantSlots(_MAX_PROCESSES, _MAX_TENANT_PROCESSES)
+
+    async def extract(self, data: bytes, max_chars: int, tenant: str) -> PdfText | None:
         """Extract the text of a file. Returns None if the process was ended by its time limit."""
-        async with self._slots:
+        async with self._slots.hold(tenant):
             return await _run_process(data, max_chars)
 
 
@@ -266,6 +281,14 @@ def _pages(found: PdfText) -> Iterator[str]:
 
 def _unreadable(document: DocumentBlock, reason: str) -> DocumentText:
     return DocumentText(describe_document(document, f"no text: {reason}"), DOCUMENTS_UNREADABLE)
+
+
+def _too_long() -> ContextOverflow:
+    return ContextOverflow(
+        "prompt is too long: the text of its documents has more than "
+        f"{MAX_REQUEST_CHARS} characters",
+        param="messages",
+    )
 
 
 def _text_chars(found: DocumentText) -> int:

@@ -153,17 +153,30 @@ class ConversationRenderer:
         chars = count_text_chars(request)
         if chars < MIN_HUGE_SIZE and len(request.turns) < _MIN_OFFLOAD_TURNS:
             return self._normalizer.normalize(request)
-        if max_tokens is not None and (request.context.truncate or request.context.edits):
-            max_tokens *= _MAX_EXCESS  # edits may shorten the prompt
 
         def work() -> Request:
             with self._large_lock:
                 normalized = self._large_normalizer.normalize(request)
-            if max_tokens is not None:
-                check_prompt_fits(normalized, self._model.tokenizer, max_tokens)
+            self._check_fits(normalized, max_tokens)
             return normalized
 
         return await run_in_thread(chars, work, min_size=0)
+
+    def _check_fits(self, request: Request, max_tokens: int | None) -> None:
+        if max_tokens is None:
+            return
+        if request.context.truncate or request.context.edits:
+            max_tokens *= _MAX_EXCESS  # edits may shorten the prompt
+        check_prompt_fits(request, self._model.tokenizer, max_tokens)
+
+    async def _read_documents(
+        self, request: Request, max_tokens: int | None
+    ) -> tuple[Request, tuple[str, ...]]:
+        """Replace documents by their texts, which are checked for `max_tokens` if they are long."""
+        shown, notes = await self._documents.read(request)
+        if shown is not request and (chars := count_text_chars(shown)) >= MIN_HUGE_SIZE:
+            await run_in_thread(chars, lambda: self._check_fits(shown, max_tokens))
+        return shown, notes
 
     async def render(
         self,
@@ -202,7 +215,7 @@ class ConversationRenderer:
             self._tool_planner,
             known=last is not None,
         )
-        shown, notes = await self._documents.read(view.request)
+        shown, notes = await self._read_documents(view.request, max_tokens)
         view = replace(view, request=shown, notes=(*view.notes, *notes))
         job = _RenderJob(view, match, scope, *self._resolve_renderer(shown))
         edits = self._edits_in_force(job, last) if edit else job.no_edits

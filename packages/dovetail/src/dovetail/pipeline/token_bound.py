@@ -13,7 +13,14 @@ those of the whole text only near its ends.
 import string
 from collections.abc import Iterable, Iterator, Sequence
 
-from dovetail_model import Block, ContextOverflow, Request, TextBlock, ToolResultBlock
+from dovetail_model import (
+    Block,
+    ContextOverflow,
+    DocumentBlock,
+    Request,
+    TextBlock,
+    ToolResultBlock,
+)
 from dovetail_tokenizers import Tokenizer
 
 _VISIBLE = (string.ascii_letters + string.digits + string.punctuation).encode()
@@ -116,6 +123,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, TextBlock):
             yield block.text
+        elif isinstance(block, DocumentBlock):
+            yield block.text or ""
         elif isinstance(block, ToolResultBlock):
             yield from _texts(block.blocks)
 

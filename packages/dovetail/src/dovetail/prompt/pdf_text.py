@@ -17,7 +17,7 @@ import msgspec
 MAX_PDF_CPU_SECONDS = 10
 MAX_PDF_MEMORY_BYTES = 1 << 30
 
-PdfError = Literal["damaged", "encrypted", "too_complex"]
+PdfError = Literal["damaged", "encrypted", "too_complex", "no_library"]
 
 
 class PdfText(msgspec.Struct, frozen=True):
@@ -44,6 +44,8 @@ def extract_pdf_text(data: bytes, max_pages: int, max_chars: int) -> PdfText:
         return _extract(data, max_pages, max_chars)
     except (MemoryError, RecursionError):
         return PdfText(error="too_complex")
+    except ModuleNotFoundError as error:
+        return PdfText(error="no_library" if error.name == "pypdf" else "damaged")
     except Exception:  # the reader raises errors of many types for damaged files
         return PdfText(error="damaged")
 

@@ -128,7 +128,9 @@ class ResponsesEndpoints:
         request = await run_decoder(
             joined, lambda: RESPONSES.decode(joined, exchange.headers, memory)
         )
-        check_request(request, options.request_limits, RESPONSES.history_field)
+        check_request(
+            request, options.request_limits, RESPONSES.history_field, body_bytes=len(joined)
+        )
         identity = msgspec.structs.replace(request.identity, tenant=exchange.tenant)
         request = msgspec.structs.replace(request, identity=identity)
         count = await count_tokens(self._service.find(request.model), request)
