@@ -25,7 +25,7 @@ from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_i
 from dovetail.pipeline.context_editor import ContextEditor
 from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
 from dovetail.pipeline.stop_sequences import StopScope
-from dovetail.pipeline.token_bound import check_prompt_fits, count_text_chars
+from dovetail.pipeline.token_bound import check_can_fit, count_text_chars
 from dovetail.pipeline.turn_record import TurnOwner
 from dovetail.prompt.context_edits import ContextEdits, apply_edits, clear_reasoning_before
 from dovetail.prompt.conversation_state import (
@@ -63,7 +63,6 @@ from dovetail_model import (
 from dovetail_parsers import default_retention
 
 _MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
-_MAX_EXCESS = 8  # how much longer than the context window a prompt may be before it is edited
 NO_CONTEXT = ContextManagement()
 TRUNCATED_NOTE = "truncated_turns:"
 
@@ -157,17 +156,10 @@ class ConversationRenderer:
         def work() -> Request:
             with self._large_lock:
                 normalized = self._large_normalizer.normalize(request)
-            self._check_fits(normalized, max_tokens)
+            check_can_fit(normalized, self._model.tokenizer, max_tokens)
             return normalized
 
         return await run_in_thread(chars, work, min_size=0)
-
-    def _check_fits(self, request: Request, max_tokens: int | None) -> None:
-        if max_tokens is None:
-            return
-        if request.context.truncate or request.context.edits:
-            max_tokens *= _MAX_EXCESS  # edits may shorten the prompt
-        check_prompt_fits(request, self._model.tokenizer, max_tokens)
 
     async def _read_documents(
         self, request: Request, max_tokens: int | None
@@ -175,7 +167,8 @@ class ConversationRenderer:
         """Replace documents by their texts, which are checked for `max_tokens` if they are long."""
         shown, notes = await self._documents.read(request)
         if shown is not request and (chars := count_text_chars(shown)) >= MIN_HUGE_SIZE:
-            await run_in_thread(chars, lambda: self._check_fits(shown, max_tokens))
+            tokenizer = self._model.tokenizer
+            await run_in_thread(chars, lambda: check_can_fit(shown, tokenizer, max_tokens))
         return shown, notes
 
     async def render(

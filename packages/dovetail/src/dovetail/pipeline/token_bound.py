@@ -30,7 +30,15 @@ _ENCODED_SLICE_CHARS = 2000  # encoded at a time: short enough not to be cached
 _MAX_CHARS_PER_TOKEN = 8  # on average, of texts whose slices are not encoded
 _MAX_SLICE_CHARS_PER_TOKEN = 256  # of slices that count: unknown characters may share a token
 _SLICED_TOKENS_FACTOR = 2  # how many times as many tokens the slices may have as the whole text
+_MAX_EXCESS = 8  # how much longer than the context window a prompt may be before it is edited
 _PROBE = "qX7" * 100  # a long word, which some vocabularies replace by one unknown token
+
+
+def check_can_fit(request: Request, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+    """Raise `ContextOverflow` if a request certainly exceeds `max_tokens`, also after edits."""
+    if max_tokens is not None:
+        edited = request.context.truncate or request.context.edits
+        check_prompt_fits(request, tokenizer, max_tokens * (_MAX_EXCESS if edited else 1))
 
 
 def check_prompt_fits(request: Request, tokenizer: Tokenizer, max_tokens: int) -> None:
