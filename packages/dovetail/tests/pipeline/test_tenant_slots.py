@@ -10,7 +10,7 @@ from dovetail.pipeline.tenant_slots import TenantSlots
 
 
 class Work:
-    """Work that holds slots until it is told to end. `started` lists the tenants in order."""
+    """Work that holds slots until `end_oldest`. `started` lists the tenants in order."""
 
     def __init__(self, count: int, per_tenant: int) -> None:
         self._slots = TenantSlots(count, per_tenant)
@@ -29,10 +29,10 @@ class Work:
 
     async def end_oldest(self) -> None:
         self._ends.pop(0).set()
-        await settle()
+        await run_pending()
 
 
-async def settle() -> None:
+async def run_pending() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -45,10 +45,10 @@ def test_a_tenant_leaves_a_slot_to_the_others() -> None:
     async def scene() -> None:
         work = Work(3, 2)
         tasks = [work.start("a") for _ in range(6)]
-        await settle()
+        await run_pending()
         assert work.started == ["a", "a"]
         tasks.append(work.start("b"))
-        await settle()
+        await run_pending()
         assert work.started == ["a", "a", "b"]
         while work._ends:
             await work.end_oldest()
@@ -62,7 +62,7 @@ def test_waiting_tenants_take_turns() -> None:
     async def scene() -> None:
         work = Work(1, 1)
         tasks = [work.start(tenant) for tenant in "aaabbc"]
-        await settle()
+        await run_pending()
         while work._ends:
             await work.end_oldest()
         await asyncio.gather(*tasks)
@@ -78,16 +78,16 @@ def test_cancelled_work_leaves_its_slot(assigned: bool) -> None:
     async def scene() -> None:
         work = Work(1, 1)
         first, second = work.start("a"), work.start("b")
-        await settle()
+        await run_pending()
         if assigned:
             work._ends.pop().set()
             await asyncio.sleep(0)  # the first one releases its slot
         second.cancel()
-        await settle()
+        await run_pending()
         if not assigned:
             await work.end_oldest()
         third = work.start("c")
-        await settle()
+        await run_pending()
         assert work.started == ["a", "c"]
         await work.end_oldest()
         await asyncio.gather(first, third)
