@@ -43,6 +43,7 @@ PACKAGES = (
     "pydantic",
     "pydantic-core",
     "pygments",
+    "pypdf",
     "rich",
     "shellingham",
     "typer",

@@ -118,6 +118,7 @@ ATTRIBUTES: dict[type, dict[str, type]] = {
         "close_sent": bool,
         "config": uvicorn.Config,
         "conn": ServerProtocol,
+        "curr_msg_data_type": str,
         "frames": list,
         "handshake_complete": bool,
         "handshake_initiated": bool,

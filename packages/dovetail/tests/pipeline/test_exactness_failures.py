@@ -58,23 +58,32 @@ def in_a_loop(test: Callable[P, Coroutine[None, None, None]]) -> Callable[P, Non
 
 @EVERY_PAIR
 @AGENT
-@pytest.mark.parametrize("change", ["a tool in the middle of the list", "another git status"])
 @in_a_loop
-async def test_known_turns_are_reused_under_another_head(
-    pair: Pair, kind: type[Agent], change: str
-) -> None:
+async def test_known_turns_are_reused_under_another_head(pair: Pair, kind: type[Agent]) -> None:
     session, runner, agent = await _run_until_middle(pair, kind)
-    if change == "another git status":
-        agent.set_system(SYSTEM + "\n\ngitStatus: M a.py\nM b.py")
-    else:
-        (first, schema), *rest = agent.tools.items()
-        agent.tools = {first: schema, "look_up": {"type": "object", "properties": {}}, **dict(rest)}
+    agent.set_system(SYSTEM + "\n\ngitStatus: M a.py\nM b.py")
     changed = await run_turn(session, runner, agent)
     assert changed.prepared.prompt.origin == "iterated"
     assert _missing_turns(changed, _preserved_turns(session, kind)) == []
     after = await run_turn(session, runner, agent)
     assert after.prepared.prompt.origin == "grown"
     assert _begins_with(after, changed)
+
+
+@EVERY_PAIR
+@AGENT
+@in_a_loop
+async def test_tool_in_the_middle_of_the_list_does_not_change_the_head(
+    pair: Pair, kind: type[Agent]
+) -> None:
+    session, runner, agent = await _run_until_middle(pair, kind)
+    before = session.turns[-1]
+    (first, schema), *rest = agent.tools.items()
+    agent.tools = {first: schema, "look_up": {"type": "object", "properties": {}}, **dict(rest)}
+    changed = await run_turn(session, runner, agent)
+    assert changed.prepared.prompt.origin == "grown"
+    assert _begins_with(changed, before)
+    assert _begins_with(await run_turn(session, runner, agent), changed)
 
 
 @EVERY_PAIR

@@ -87,6 +87,8 @@ def _build_catalog(config: Config) -> Json:
 
     The server's ledger stays untouched.
     """
+    if config.codex_profile is not None:
+        read_profile(config.codex_profile)  # an unknown profile is an error before any download
     registry = build_service(replace(config, store="memory"))
     profiles = read_profiles(entry.codex_profile for entry in registry.entries)
     return build_catalog(registry.iter_entries(), profiles)

@@ -76,13 +76,15 @@ class RouteTable:
         if upgrade is not None:
             return upgrade
         route = self.find(exchange.path, exchange.method)
-        if route is None or exchange.method not in _allowed_methods(route):
+        is_websocket = exchange.headers.get("upgrade", "").lower() == "websocket"
+        is_allowed = route is not None and exchange.method in _allowed_methods(route)
+        if not is_allowed and not is_websocket:
             _reject_unsupported(exchange.method, exchange.path)
         if route is None:
             raise UnknownRoute(f"Unknown path {exchange.path}.{self._suggest_path(exchange.path)}")
-        if exchange.method in _allowed_methods(route):
+        if is_allowed:
             return route
-        if exchange.headers.get("upgrade", "").lower() == "websocket":
+        if is_websocket:
             raise WebSocketDisabled("WebSockets are not supported for this path; use HTTP.")
         allowed = [
             method for other in self._routes_at(exchange.path) for method in _allowed_methods(other)

@@ -146,8 +146,11 @@ def check_summarizable(turns: Sequence[Turn]) -> None:
 
 def apply_compaction(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """Replace all that precedes the last compaction block by its summary."""
+    # This runs for every block of every request: without a call for blocks of other types.
     for at in range(len(turns) - 1, -1, -1):
         blocks = turns[at].blocks
+        if CompactedText not in [type(block) for block in blocks]:
+            continue
         for place in range(len(blocks) - 1, -1, -1):
             block = blocks[place]
             if isinstance(block, CompactedText):
