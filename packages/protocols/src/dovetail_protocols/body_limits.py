@@ -26,9 +26,9 @@ MAX_ALL_NAMES_CHARS = 1 << 22
 _WINDOW_BYTES = 1 << 16  # searched at a time: other threads can run between two searches
 _TOKEN = re.compile(rb'"[^"\\]{0,64}"|["\[\]{},]')
 _STRING_PART = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.S)
-_HISTORY_FIELDS = frozenset({"messages", "input"})
+_HISTORY_FIELDS = frozenset({"messages", "input", "items"})
 _LARGE_FIELDS = frozenset(
-    {"messages", "input", "tools", "system", "instructions", "prompt", "tokens"}
+    {"messages", "input", "items", "tools", "system", "instructions", "prompt", "tokens"}
 )
 _QUOTE, _COMMA, _OPEN_ARRAY = ord('"'), ord(","), ord("[")
 _OPENERS, _CLOSERS = b"[{", b"]}"

@@ -258,7 +258,9 @@ class App:
             *ResponsesEndpoints(
                 self.service, self.options, self.background, self.forget_response
             ).routes(),
-            *ConversationEndpoints(self.service.conversations, self.options).routes(),
+            *ConversationEndpoints(
+                self.service.conversations, self.service.response_store, self.options
+            ).routes(),
             self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
             self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),
             Route(get, "/v1/models", _without_tracker(models.list), "List the served models"),

@@ -14,8 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from dovetail.responses.backend import StoredResponse
-from dovetail.responses.store import ResponseStore, is_valid_id
-from dovetail_model import Overloaded, PreviousResponseNotFound, ResponseNotFound
+from dovetail.responses.store import CHAIN_LINK_BYTES, ResponseStore, is_valid_id
+from dovetail_model import (
+    Overloaded,
+    PreviousResponseNotFound,
+    RequestTooLarge,
+    ResponseNotFound,
+)
 
 _ID_PREFIX = "conv_"
 _ID_BYTES = 24
@@ -26,11 +31,24 @@ _Change = Callable[[StoredResponse], Awaitable[StoredResponse]]
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A conversation without its items. `created_at` is in seconds since the epoch."""
+    """A conversation without its items.
+
+    created_at: In seconds since the epoch.
+    size_bytes: Size of the items, as reading them counts it. None in old records.
+    """
 
     id: str
     created_at: int
     metadata: dict[str, str]
+    size_bytes: int | None = None
+
+
+def max_read_bytes(limit: int) -> int:
+    """Return how large the items of a conversation may be to be read, if bodies have this limit.
+
+    The output of a response is added even if the conversation has reached the limit.
+    """
+    return limit + limit // 4
 
 
 class ConversationStore:
@@ -46,7 +64,8 @@ class ConversationStore:
     ) -> Conversation:
         """Create a conversation with these items."""
         id = _ID_PREFIX + secrets.token_hex(_ID_BYTES)
-        conversation = Conversation(id, int(time.time()), metadata)
+        size = CHAIN_LINK_BYTES + (_batch_bytes(items) if items else 0)
+        conversation = Conversation(id, int(time.time()), metadata, size)
         batch = None
         if items:
             batch = await self._add_batch(tenant, id, items, None)
@@ -73,14 +92,20 @@ class ConversationStore:
         await self._store.delete(record.tenant, id)
         await self._delete_batches(record)
 
-    async def append(self, tenant: str, id: str, items: Sequence[bytes]) -> None:
-        """Add items at the end of a conversation."""
+    async def append(self, tenant: str, id: str, items: Sequence[bytes], limit: int) -> None:
+        """Add items at the end of a conversation.
+
+        Raises `RequestTooLarge` if all items together are larger than `limit` bytes.
+        """
         if not items:
             return
 
         async def change(record: StoredResponse) -> StoredResponse:
+            size = await self._size(record, limit) + _batch_bytes(items)
+            if size > limit:
+                raise RequestTooLarge(f"The conversation exceeds the limit of {limit} bytes.")
             batch = await self._add_batch(tenant, id, items, record.previous)
-            return msgspec.structs.replace(record, previous=batch)
+            return msgspec.structs.replace(record, head=_with_size(record, size), previous=batch)
 
         await self._change(tenant, id, change)
 
@@ -101,7 +126,8 @@ class ConversationStore:
             items = edit(await self._read_batches(record, limit))
             batch = await self._add_batch(tenant, id, items, None) if items else None
             replaced[:] = [record]
-            return msgspec.structs.replace(record, previous=batch)
+            size = CHAIN_LINK_BYTES + (_batch_bytes(items) if items else 0)
+            return msgspec.structs.replace(record, head=_with_size(record, size), previous=batch)
 
         conversation = _decode(await self._change(tenant, id, change))
         await self._delete_batches(replaced[0])
@@ -130,6 +156,13 @@ class ConversationStore:
         batch = f"{id}_{secrets.token_hex(8)}"
         await self._store.add(_record(tenant, batch, items=b",".join(items), previous=previous))
         return batch
+
+    async def _size(self, record: StoredResponse, limit: int) -> int:
+        size = _decode(record).size_bytes
+        if size is not None:
+            return size
+        batches = await self._read_batches(record, limit)
+        return CHAIN_LINK_BYTES * (1 + len(batches)) + sum(map(len, batches))
 
     async def _read_batches(self, record: StoredResponse, limit: int) -> list[bytes]:
         try:
@@ -161,6 +194,15 @@ def _record(
         input=items,
         previous=previous,
     )
+
+
+def _batch_bytes(items: Sequence[bytes]) -> int:
+    return CHAIN_LINK_BYTES + sum(map(len, items)) + len(items) - 1  # with commas
+
+
+def _with_size(record: StoredResponse, size: int) -> bytes:
+    """Return the head of a conversation with a new size."""
+    return msgspec.json.encode(msgspec.structs.replace(_decode(record), size_bytes=size))
 
 
 def _decode(record: StoredResponse) -> Conversation:

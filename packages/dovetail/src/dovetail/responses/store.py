@@ -33,7 +33,7 @@ STORE_TIMEOUT_SECONDS = 2.0  # how long the end of a response waits for the back
 _DEFAULT_CACHE_BYTES = 64 << 20
 _MAX_CONCURRENT_READS = 8  # a decompressed response can be many times its size on disk
 _MAX_TOUCHED = 16384  # responses whose last touch is tracked
-_CHAIN_LINK_BYTES = 256  # counted per response, to limit the length of a chain
+CHAIN_LINK_BYTES = 256  # counted per response, to limit the length of a chain
 _VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
@@ -236,7 +236,7 @@ class ResponseStore:
                     param="previous_response_id",
                 )
             chain.append(msgspec.structs.replace(one, head=b""))  # heads can be large
-            size += len(one.input) + len(one.output) + _CHAIN_LINK_BYTES
+            size += len(one.input) + len(one.output) + CHAIN_LINK_BYTES
             if size > limit:
                 raise RequestTooLarge(f"The conversation exceeds the limit of {limit} bytes.")
             if one.previous is None:

@@ -265,16 +265,18 @@ def test_concurrent_changes_are_not_lost() -> None:
         backend = Racing()
         store = ConversationStore(ResponseStore(backend))
         made = await store.create("t", {})
-        await asyncio.gather(*(store.append("t", made.id, [b"%d" % at]) for at in range(20)))
+        await asyncio.gather(
+            *(store.append("t", made.id, [b"%d" % at], 1 << 20) for at in range(20))
+        )
         found = await store.get_items("t", made.id, 1 << 20)
         assert sorted(map(int, found)) == list(range(20))
         backend.races = 5
-        await store.append("t", made.id, [b"20"])
+        await store.append("t", made.id, [b"20"], 1 << 20)
         assert len(await store.get_items("t", made.id, 1 << 20)) == 21
         assert (await backend.stats()).responses == 22  # the conversation and its batches
         backend.races = 1000
         with pytest.raises(Overloaded):
-            await store.append("t", made.id, [b"21"])
+            await store.append("t", made.id, [b"21"], 1 << 20)
 
     run(scene)
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from dovetail_model import InvalidRequest
+from dovetail_protocols.body_limits import DEFAULT_LIMITS, RequestLimits, check_request
 from dovetail_protocols.request_body import convert, ensure_json_object
 from dovetail_protocols.responses.decode import decode
 
@@ -24,12 +25,12 @@ class ConversationBody(msgspec.Struct, frozen=True):
     metadata: dict[str, str] | None = None
 
 
-def decode_conversation(body: bytes) -> ConversationBody:
+def decode_conversation(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ConversationBody:
     """Decode a body. Raises `InvalidRequest` for items that a request could not contain."""
     fields = msgspec.json.decode(ensure_json_object(body or b"{}"))
     decoded = convert(fields, ConversationBody)
     _check_metadata(decoded.metadata or {})
-    _check_items(decoded.items or [])
+    _check_items(decoded.items or [], limits, len(body))
     return decoded
 
 
@@ -45,13 +46,14 @@ def encode_deleted_conversation(id: str) -> bytes:
     return msgspec.json.encode({"id": id, "object": "conversation.deleted", "deleted": True})
 
 
-def _check_items(items: Sequence[Item]) -> None:
+def _check_items(items: Sequence[Item], limits: RequestLimits, body_bytes: int) -> None:
     if len(items) > MAX_NEW_ITEMS:
         raise InvalidRequest(
             f"`items` must have at most {MAX_NEW_ITEMS} items, got {len(items)}", param="items"
         )
     try:
-        decode(msgspec.json.encode({"model": "-", "input": items}), {})
+        request = decode(msgspec.json.encode({"model": "-", "input": items}), {})
+        check_request(request, limits, "input", body_bytes=body_bytes)
     except InvalidRequest as error:
         name = (error.param or "").replace("input", "items", 1)
         raise InvalidRequest(error.message.replace("input", "items", 1), param=name) from error

@@ -9,26 +9,28 @@ import msgspec
 
 from dovetail.http.body import run_decoder
 from dovetail.http.exchange import ApiExchange
-from dovetail.http.ids import parse_response_number
 from dovetail.http.memory import reserve_memory
-from dovetail.http.responses.conversation_items import decode_batches, encode_each, new_items
+from dovetail.http.responses.conversation_items import (
+    decode_batches,
+    encode_each,
+    find_items,
+    new_items,
+)
 from dovetail.responses.backend import ResponseStatus, StoredResponse
 from dovetail.responses.connection_cache import CacheReservation
-from dovetail.responses.conversations import ConversationStore
-from dovetail.responses.store import ResponseStore, is_valid_id
+from dovetail.responses.conversations import ConversationStore, max_read_bytes
+from dovetail.responses.store import ResponseStore
 from dovetail_model import (
     DovetailError,
     InvalidRequest,
     Request,
     RequestTooLarge,
-    ResponseNotFound,
 )
 from dovetail_protocols import (
     ResponsesEcho,
     conversation_id,
     input_items,
     item_references,
-    items_by_id,
     prepend_history,
     previous_response_id,
     resolve_references,
@@ -36,7 +38,6 @@ from dovetail_protocols import (
     unmatched_result_ids,
 )
 
-_PREFIX = "resp_"
 _ADDED_STATUSES = ("completed", "incomplete")  # of responses that are added to a conversation
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class ConversationResolver:
         "_conversation_id",
         "_conversations",
         "_exchange",
+        "_limit",
         "_local_slot",
         "_own_body",
         "_previous_id",
@@ -73,6 +75,7 @@ class ConversationResolver:
         self._conversations = conversations
         self._conversation_id: str | None = None
         self._exchange = exchange
+        self._limit = 0
         self._own_body = body
         self._local_slot = (
             None if exchange.local_responses is None else exchange.local_responses.reserve()
@@ -87,6 +90,7 @@ class ConversationResolver:
         Raises `PreviousResponseNotFound`, `ResponseNotFound` for an item or a conversation, or
         `RequestTooLarge` if the body exceeds `limit` bytes.
         """
+        self._limit = limit
         await self._resolve_item_references(limit)
         own_body = self._own_body
         self._previous_id = await run_decoder(own_body, lambda: previous_response_id(own_body))
@@ -147,21 +151,8 @@ class ConversationResolver:
         if not references:
             return
         exchange = self._exchange
-        numbers = [number for id in references if (number := parse_response_number(id)) is not None]
-        ids = [f"{_PREFIX}{number}" for number in numbers]
-        outputs = await self._store.get_outputs(
-            exchange.tenant, ids, limit, exchange.local_responses
-        )
-        items: dict[str, bytes] = {}
-        for output in outputs:
-            items |= items_by_id(output)
-        size = len(own_body)
-        for id in references:
-            if id not in items:
-                name = f" with id '{id}'" if is_valid_id(id) else ""
-                raise ResponseNotFound(f"Item{name} not found.", param="input")
-            size += len(items[id])
-        if size > limit:
+        items = await find_items(self._store, exchange, references, limit, param="input")
+        if len(own_body) + sum(len(items[id]) for id in references) > limit:
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
         self._own_body = self.body = await run_decoder(
             own_body, lambda: resolve_references(own_body, items)
@@ -201,8 +192,10 @@ class ConversationResolver:
         assert id is not None
         items = encode_each(new_items(decode_batches(response.items)))
         try:
-            await self._conversations.append(self._exchange.tenant, id, items)
-        except DovetailError as error:  # deleted meanwhile, or the store failed
+            await self._conversations.append(
+                self._exchange.tenant, id, items, max_read_bytes(self._limit)
+            )
+        except DovetailError as error:  # deleted or filled meanwhile, or the store failed
             _log.warning("conversation_append_failed", extra={"fields": {"error": error.kind}})
 
 

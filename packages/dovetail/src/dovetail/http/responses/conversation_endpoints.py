@@ -7,11 +7,17 @@ import msgspec
 from dovetail.http.body import read_body, run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
-from dovetail.http.responses.conversation_items import decode_batches, encode_each, new_items
+from dovetail.http.responses.conversation_items import (
+    decode_batches,
+    encode_each,
+    new_items,
+    resolve_items,
+)
 from dovetail.http.responses.paging import check_page, encode_page
 from dovetail.http.routes import Handler, Route
 from dovetail.http.tracker import RequestTracker
-from dovetail.responses.conversations import Conversation, ConversationStore
+from dovetail.responses.conversations import Conversation, ConversationStore, max_read_bytes
+from dovetail.responses.store import ResponseStore
 from dovetail_model import InvalidRequest, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,
@@ -28,8 +34,11 @@ Item = dict[str, Any]
 class ConversationEndpoints:
     """Create, retrieve, update and delete conversations and their items."""
 
-    def __init__(self, conversations: ConversationStore, options: HttpOptions) -> None:
+    def __init__(
+        self, conversations: ConversationStore, responses: ResponseStore, options: HttpOptions
+    ) -> None:
         self._conversations = conversations
+        self._responses = responses
         self._options = options
 
     def routes(self) -> list[Route]:
@@ -50,7 +59,7 @@ class ConversationEndpoints:
 
     async def _create(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         body = await self._read(exchange)
-        items = new_items(body.items or ())
+        items = await self._new_items(exchange, body)
         conversation = await self._conversations.create(
             exchange.tenant, body.metadata or {}, encode_each(items)
         )
@@ -83,8 +92,10 @@ class ConversationEndpoints:
         body = await self._read(exchange)
         if not body.items:
             raise InvalidRequest("items: must not be empty", param="items")
-        items = new_items(body.items)
-        await self._conversations.append(exchange.tenant, id, encode_each(items))
+        items = await self._new_items(exchange, body)
+        await self._conversations.append(
+            exchange.tenant, id, encode_each(items), self._options.max_body_bytes
+        )
         await exchange.respond(200, encode_items(items, has_more=False))
 
     async def _get_item(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
@@ -106,7 +117,7 @@ class ConversationEndpoints:
             return encode_each(remaining)
 
         conversation = await self._conversations.replace_items(
-            exchange.tenant, id, self._options.max_body_bytes, edit
+            exchange.tenant, id, max_read_bytes(self._options.max_body_bytes), edit
         )
         await exchange.respond(200, _encode(conversation))
 
@@ -115,11 +126,16 @@ class ConversationEndpoints:
         body = await read_body(
             exchange, options.max_body_bytes, options.body_timeout, options.request_limits
         )
-        return await run_decoder(body, lambda: decode_conversation(body))
+        return await run_decoder(body, lambda: decode_conversation(body, options.request_limits))
+
+    async def _new_items(self, exchange: ApiExchange, body: ConversationBody) -> list[Item]:
+        """Return the items of a body as they are stored, with references resolved."""
+        limit = self._options.max_body_bytes
+        return new_items(await resolve_items(self._responses, exchange, body.items or (), limit))
 
     async def _items(self, exchange: ApiExchange) -> list[Item]:
         id, _ = _ids(exchange)
-        limit = self._options.max_body_bytes
+        limit = max_read_bytes(self._options.max_body_bytes)
         return decode_batches(await self._conversations.get_items(exchange.tenant, id, limit))
 
 

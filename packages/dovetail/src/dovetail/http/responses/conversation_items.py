@@ -5,10 +5,55 @@ from typing import Any
 
 import msgspec
 
-from dovetail.http.ids import new_id
-from dovetail_protocols import complete_item, item_id
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.ids import new_id, parse_response_number
+from dovetail.responses.store import ResponseStore, is_valid_id
+from dovetail_model import RequestTooLarge, ResponseNotFound
+from dovetail_protocols import (
+    complete_item,
+    item_id,
+    item_references,
+    items_by_id,
+    resolve_references,
+)
 
 Item = dict[str, Any]
+
+
+async def find_items(
+    store: ResponseStore, exchange: ApiExchange, ids: Sequence[str], limit: int, *, param: str
+) -> dict[str, bytes]:
+    """Return output items of the tenant's stored responses by id.
+
+    Raises `ResponseNotFound`, which names `param`, if one is missing.
+    """
+    numbers = [number for id in ids if (number := parse_response_number(id)) is not None]
+    responses = [f"resp_{number}" for number in numbers]
+    found: dict[str, bytes] = {}
+    for output in await store.get_outputs(
+        exchange.tenant, responses, limit, exchange.local_responses
+    ):
+        found |= items_by_id(output)
+    for id in ids:
+        if id not in found:
+            name = f" with id '{id}'" if is_valid_id(id) else ""
+            raise ResponseNotFound(f"Item{name} not found.", param=param)
+    return found
+
+
+async def resolve_items(
+    store: ResponseStore, exchange: ApiExchange, items: Sequence[Item], limit: int
+) -> Sequence[Item]:
+    """Replace references among the new items of a conversation by the items."""
+    body = msgspec.json.encode({"input": items})
+    references = item_references(body)
+    if not references:
+        return items
+    found = await find_items(store, exchange, references, limit, param="items")
+    if len(body) + sum(len(found[id]) for id in references) > limit:
+        raise RequestTooLarge(f"The items are larger than {limit} bytes.")
+    resolved: list[Item] = msgspec.json.decode(resolve_references(body, found))["input"]
+    return resolved
 
 
 def new_items(items: Iterable[Item]) -> list[Item]:
