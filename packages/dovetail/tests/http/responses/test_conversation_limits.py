@@ -111,9 +111,10 @@ def test_references_are_resolved() -> None:
             assert [item.type for item in page.data] == ["message"] * 3
             assert page.data[0].content[0].text == first.output_text
             theirs = await other.conversations.create()
+            unknown: Any = {"type": "item_reference", "id": "msg_nope"}
             for client, attempt in (
                 (other, reference),
-                (mine, {"type": "item_reference", "id": "msg_nope"}),
+                (mine, unknown),
             ):
                 with pytest.raises(openai.NotFoundError) as missing:
                     await client.conversations.create(items=[attempt])
