@@ -125,3 +125,10 @@ def test_invalid_schema_without_strict_is_accepted() -> None:
     function = {"name": "f", "parameters": BAD}
     body = CHAT_BODY | {"model": "m", "tools": [{"type": "function", "function": function}]}
     assert CHAT.decode(msgspec.json.encode(body), {}).tools
+
+
+def test_a_long_name_is_not_copied_to_the_path_of_every_value() -> None:
+    schema = {"properties": {"n" * 100_000: {"anyOf": [{"type": "string"}, {"type": "text"}]}}}
+    with pytest.raises(InvalidRequest) as caught:
+        check_schema(schema, "guided_json")
+    assert len(str(caught.value)) < 1_000

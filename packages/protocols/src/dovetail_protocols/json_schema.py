@@ -19,6 +19,7 @@ _COUNTS = frozenset(
      "minContains", "maxContains")
 )  # fmt: skip
 _NUMBERS = frozenset(("minimum", "maximum", "multipleOf"))
+_MAX_NAME_CHARS = 64  # of each name in the path of an error
 _TEXTS = frozenset(("pattern", "format", "$ref", "title", "description"))
 
 
@@ -45,7 +46,7 @@ class _SchemaCheck:
         if not isinstance(schema, Mapping):
             raise _mistake(path, "must be a JSON schema", schema)
         for keyword, value in schema.items():
-            self._keyword(keyword, value, f"{path}.{keyword}")
+            self._keyword(keyword, value, _child(path, keyword))
 
     def _keyword(self, keyword: str, value: object, path: str) -> None:
         if keyword == "type":
@@ -61,7 +62,7 @@ class _SchemaCheck:
                 self.check(part, f"{path}[{at}]")
         elif keyword in _SCHEMA_MAPS:
             for name, part in _check_map(value, path).items():
-                self.check(part, f"{path}.{name}")
+                self.check(part, _child(path, name))
         else:
             self._value(keyword, value, path)
 
@@ -96,6 +97,11 @@ class _SchemaCheck:
             else:
                 return False
         return isinstance(target, Mapping | bool)
+
+
+def _child(path: str, name: str) -> str:
+    """Return the path of a child. A long name is clipped: every value below it copies the path."""
+    return f"{path}.{name[:_MAX_NAME_CHARS]}"
 
 
 def _is_count(value: object) -> bool:
