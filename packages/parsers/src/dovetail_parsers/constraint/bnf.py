@@ -4,6 +4,7 @@ Names and literals come from users: they are only ever written in quotes and esc
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 
 from dovetail_parsers.constraint.nodes import (
     Chars,
@@ -27,14 +28,14 @@ class RuleWriter(ABC):
     def __init__(self, spec: GrammarSpec) -> None:
         self._rules = spec.rules.nodes
         self._free: dict[FreeText, str] = {}
-        self._todo: list[str] = []
+        self._todo: deque[str] = deque()
         self.lines: dict[str, str] = {"root": ""}
         self.lines["root"] = self.expression(spec.root)
 
     def text(self) -> str:
         """Return the text of the grammar: the root first, each required rule once."""
         while self._todo:
-            name = self._todo.pop(0)
+            name = self._todo.popleft()
             if name not in self.lines:
                 self.lines[name] = ""
                 self.lines[name] = self.expression(self._rules[name])

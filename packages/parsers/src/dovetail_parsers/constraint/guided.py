@@ -11,6 +11,7 @@ from dovetail_parsers.constraint.ebnf import write_ebnf, write_structural_tag
 from dovetail_parsers.constraint.gbnf import write_gbnf
 from dovetail_parsers.constraint.lark import write_lark
 from dovetail_parsers.constraint.layout import OutputLayout, TableLayout
+from dovetail_parsers.constraint.limits import check_output_size, check_tool_sizes
 from dovetail_parsers.constraint.messages import MESSAGE_FORMATS, MessageLayout
 from dovetail_parsers.constraint.nodes import GrammarSpec, Node, Rules, choice, sequence
 from dovetail_parsers.constraint.output_form import output_form
@@ -70,6 +71,9 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
         return None
     if find_plugin(tool_parser) or find_plugin(reasoning_parser):
         raise Unsupported(f"the parser {tool_parser!r} does not support guided decoding")
+    check_output_size(output)
+    if choice.mode != "none":
+        check_tool_sizes(specs)
     rules = Rules()
     table = load_grammar(tool_parser, reasoning_parser)
     layout: OutputLayout = (

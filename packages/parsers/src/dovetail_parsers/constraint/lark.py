@@ -10,6 +10,7 @@ on a token after a terminal that ends by a complement.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -45,13 +46,13 @@ class _LarkWriter:
         self._irregular = _irregular(self._rules, self._lazy)
         self._free: dict[FreeText, str] = {}
         self._terminals: dict[Node, str] = {}
-        self._todo: list[str] = []
+        self._todo: deque[str] = deque()
         self._lines: dict[str, str] = {"start": ""}
         self._lines["start"] = self._rule(spec.root)
 
     def text(self) -> str:
         while self._todo:
-            name = self._todo.pop(0)
+            name = self._todo.popleft()
             write, line = (
                 (self._rule, name) if name in self._irregular else (self._part, name.upper())
             )

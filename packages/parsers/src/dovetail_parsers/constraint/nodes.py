@@ -8,6 +8,8 @@ equal parts are written once.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from dovetail_parsers.constraint.limits import MAX_REQUEST_STEPS, StepBudget
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -95,10 +97,12 @@ class Rules:
     """Rules by name. Equal content gets the same name.
 
     `notes` list requested constraints that could not be expressed, each once, for the client.
+    `budget` bounds the work on the schemas of the request.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    budget: StepBudget = field(default_factory=lambda: StepBudget(MAX_REQUEST_STEPS))
     _names: dict[Node, str] = field(default_factory=dict)
 
     def share(self, hint: str, node: Node) -> Node:

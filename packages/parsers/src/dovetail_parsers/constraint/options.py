@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail_parsers.arguments.schema import ANY, Schema, json_type, resolve_reference
+from dovetail_parsers.constraint.limits import StepBudget
 
 _COMBINED = ("anyOf", "oneOf")
 _ANNOTATION_KEYWORDS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-_MAX_STEPS = 20_000  # a few lines of references can describe more than any engine could store
 _MAX_DEPTH = 64
+_UNRESOLVED: Schema = {}
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,18 @@ Option = ConstantOption | TypedOption
 
 
 class SchemaReader:
-    """Reads the schemas under one root, up to a limit: schemas beyond it allow any value."""
+    """Reads the schemas under one root, within a budget: schemas beyond it allow any value.
 
-    __slots__ = ("_steps_left", "root")
+    Resolved schemas are cached by identity, because many references may lead to the same one.
+    """
 
-    def __init__(self, root: Schema) -> None:
+    __slots__ = ("_budget", "_incomplete", "_resolved", "root")
+
+    def __init__(self, root: Schema, budget: StepBudget) -> None:
         self.root = root
-        self._steps_left = _MAX_STEPS
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the limit was reached, so that some schema was not read."""
-        return self._steps_left <= 0
+        self._budget = budget
+        self._resolved: dict[int, tuple[Schema, Schema]] = {}  # keeps schemas, so ids stay unique
+        self._incomplete = False  # whether a schema was met inside itself, or too deep
 
     def options(self, schema: Schema) -> list[Option]:
         """Return every known way in which a value may satisfy the schema."""
@@ -51,49 +52,134 @@ class SchemaReader:
         schema = self.resolve(schema)
         if id(schema) in around:
             return
-        if len(around) > _MAX_DEPTH or self._steps_left <= 0:
+        if len(around) > _MAX_DEPTH or self._budget.exhausted:
             yield TypedOption("any", {})
             return
         for name in _COMBINED:
             combined = _schemas(schema.get(name))
             if combined:
                 rest = {key: value for key, value in schema.items() if key != name}
-                for part in combined:
-                    one = merge_schemas(rest, self.resolve(part))
-                    yield from self._options(one, (*around, id(schema)))
+                yield from self._alternatives(rest, combined, (*around, id(schema)))
                 return
-        yield from _simple(schema)
+        yield from self._simple(schema)
+
+    def _alternatives(
+        self, rest: Schema, combined: list[Schema], around: tuple[int, ...]
+    ) -> Iterator[Option]:
+        for part in combined:
+            if self._budget.exhausted:
+                yield TypedOption("any", {})
+                return
+            merger = _SchemaMerger(rest, self._budget)
+            merger.add(self.resolve(part))
+            yield from self._options(merger.result(), around)
 
     def resolve(self, schema: Schema, depth: int = 0) -> Schema:
         """Return the schema merged with its references and all that it must satisfy."""
-        self._steps_left -= 1
-        if depth > _MAX_DEPTH or self._steps_left <= 0:
+        self._budget.spend()
+        if self._budget.exhausted:
             return {}
         if "$ref" not in schema and "allOf" not in schema:
             return schema
-        target = resolve_reference(schema.get("$ref"), self.root)
-        parts = [*([target] if target is not None else []), *_schemas(schema.get("allOf"))]
-        merged: Schema = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
-        for part in parts:
-            merged = merge_schemas(merged, self.resolve(part, depth + 1))
+        known = self._resolved.get(id(schema))
+        if known is not None:
+            self._incomplete |= known[1] is _UNRESOLVED
+            return known[1]
+        if depth > _MAX_DEPTH:
+            self._incomplete = True
+            return {}
+        self._resolved[id(schema)] = (schema, _UNRESOLVED)  # inside itself it adds nothing
+        merged = self._merge_parts(schema, depth)
+        if depth == 0 and self._incomplete:
+            # Parts of a cycle are complete only together, as parts of this schema.
+            self._resolved.clear()
+            self._incomplete = False
+        self._resolved[id(schema)] = (schema, merged)
         return merged
 
+    def _merge_parts(self, schema: Schema, depth: int) -> Schema:
+        target = resolve_reference(schema.get("$ref"), self.root)
+        parts = [*([target] if target is not None else []), *_schemas(schema.get("allOf"))]
+        own = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+        merger = _SchemaMerger(own, self._budget)
+        for part in parts:
+            merger.add(self.resolve(part, depth + 1))
+        return merger.result()
 
-def merge_schemas(one: Schema, other: Schema) -> Schema:
-    """Merge two schemas: properties and required keys of both, other keywords of the first.
+    def _simple(self, schema: Schema) -> Iterator[Option]:
+        kinds = _kinds(schema)
+        constants = _constants(schema)
+        if constants is not None:
+            self._budget.spend_constants(constants)
+            allowed = [value for value in constants if not kinds or _fits(value, kinds)]
+            yield from map(ConstantOption, allowed or constants)
+            if schema.get("nullable") is True and None not in constants:
+                yield ConstantOption(None)
+            return
+        for kind in kinds or [_implied(schema)]:
+            yield TypedOption(kind, schema)
 
-    If the first is empty, return the other itself: a recursive schema is then the same object
-    again and is detected.
+
+class _SchemaMerger:
+    """Merges schemas into one: properties and required keys of all, other keywords of the first.
+
+    While the first is empty, the next one replaces it: a recursive schema is then the same object
+    again and is detected. Later ones are added to one copy, so the work is linear in their sizes.
     """
-    if one.keys() <= _ANNOTATION_KEYWORDS:
-        return other
-    merged = {**other, **one}
-    if "properties" in one and "properties" in other:
-        ours, theirs = properties(one), properties(other)
-        merged["properties"] = {**ours, **theirs, **ours}
-    if "required" in one and "required" in other:
-        merged["required"] = list(dict.fromkeys([*required_keys(other), *required_keys(one)]))
-    return merged
+
+    __slots__ = ("_added", "_budget", "_merged", "_names", "_required", "_schema")
+
+    def __init__(self, schema: Schema, budget: StepBudget) -> None:
+        self._schema = schema
+        self._budget = budget
+        self._merged: dict[str, Any] | None = None  # a copy, once there is more than one schema
+        self._names: dict[str, Any] | None = None
+        self._required: dict[str, None] | None = None
+        self._added: set[int] = set()
+
+    def add(self, other: Schema) -> None:
+        if id(other) in self._added or other is self._schema:
+            return
+        self._added.add(id(other))
+        if self._merged is None:
+            if self._schema.keys() <= _ANNOTATION_KEYWORDS:
+                self._schema = other
+                return
+            self._merged = dict(self._schema)
+        self._add_properties(self._merged, other)
+        self._add_required(self._merged, other)
+        for keyword, value in other.items():
+            self._merged.setdefault(keyword, value)
+
+    def _add_properties(self, merged: dict[str, Any], other: Schema) -> None:
+        if "properties" not in merged or "properties" not in other:
+            return
+        theirs = properties(other)
+        if self._names is None:
+            self._names = dict(properties(merged))
+            merged["properties"] = self._names
+            self._budget.spend_keys(len(self._names))
+        self._budget.spend_keys(len(theirs))
+        for name, sub in theirs.items():
+            self._names.setdefault(name, sub)
+
+    def _add_required(self, merged: dict[str, Any], other: Schema) -> None:
+        if "required" not in merged or "required" not in other:
+            return
+        theirs = required_keys(other)
+        if self._required is None:
+            self._required = dict.fromkeys(required_keys(merged))
+            self._budget.spend_keys(len(self._required))
+        self._budget.spend_keys(len(theirs))
+        self._required |= dict.fromkeys(theirs)
+
+    def result(self) -> Schema:
+        """Return the merged schema: one of those given if no other adds to it."""
+        if self._merged is None:
+            return self._schema
+        if self._required is not None:
+            self._merged["required"] = list(self._required)
+        return self._merged
 
 
 def properties(schema: Schema) -> Mapping[str, Any]:
@@ -119,19 +205,6 @@ def required_keys(schema: Schema) -> list[str]:
     if not isinstance(names, list | tuple):
         return []
     return [name for name in names if isinstance(name, str)]
-
-
-def _simple(schema: Schema) -> Iterator[Option]:
-    kinds = _kinds(schema)
-    constants = _constants(schema)
-    if constants is not None:
-        allowed = [value for value in constants if not kinds or _fits(value, kinds)]
-        yield from map(ConstantOption, allowed or constants)
-        if schema.get("nullable") is True and None not in constants:
-            yield ConstantOption(None)
-        return
-    for kind in kinds or [_implied(schema)]:
-        yield TypedOption(kind, schema)
 
 
 def _constants(schema: Schema) -> list[Any] | None:

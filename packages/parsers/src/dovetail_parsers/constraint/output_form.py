@@ -23,6 +23,8 @@ def output_form(output: OutputFormat, rules: Rules) -> Node:
         return _form(output, rules)
     except (UnsupportedPattern, RecursionError) as error:
         reason = str(error) or "it uses features that are not supported"
+        if isinstance(error, RecursionError):
+            reason = "its rules are nested too deeply"
         message = f"{output.field}: cannot be enforced: {reason}"
         raise Unsupported(message, param=output.field) from error
 

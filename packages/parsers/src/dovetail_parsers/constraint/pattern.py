@@ -36,6 +36,9 @@ _MAX_REPETITIONS = 100  # repetitions that are counted
 _MAX_WEIGHT = 1_000  # characters with repetitions expanded: engines fail on many more
 _MAX_PATTERN_CHARS = 400
 
+#: Groups inside each other in a pattern or a grammar. Readers and writers are recursive.
+MAX_GROUP_DEPTH = 50
+
 
 class UnsupportedPattern(Exception):
     """The pattern uses unsupported features."""
@@ -57,11 +60,11 @@ def string_pattern(schema: Schema) -> Node | None:
 class PatternReader:
     """Reads a pattern without its anchors, over characters that JSON does not escape."""
 
-    __slots__ = ("_at", "_pattern")
+    __slots__ = ("_at", "_depth", "_pattern")
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
-        self._at = 0
+        self._at = self._depth = 0
 
     def whole(self) -> Node:
         """Read one sequence: outside a group, each side of a bar would have only one anchor."""
@@ -127,12 +130,15 @@ class PatternReader:
             self._at += 1
             if self._take() != ":":
                 raise UnsupportedPattern
+        self._depth += 1
+        check_group_depth(self._depth)
         options = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             options.append(self._sequence())
         if self._take() != ")":
             raise UnsupportedPattern
+        self._depth -= 1
         return choice(*options)
 
     def _class(self) -> Node:
@@ -184,6 +190,12 @@ class PatternReader:
         ):
             raise UnsupportedPattern
         return min_count, max_count
+
+
+def check_group_depth(depth: int) -> None:
+    """Raise `UnsupportedPattern` if groups are nested too deeply."""
+    if depth > MAX_GROUP_DEPTH:
+        raise UnsupportedPattern(f"groups are nested more than {MAX_GROUP_DEPTH} levels deep")
 
 
 def may_be_empty(node: Node) -> bool:

@@ -13,7 +13,11 @@ from dovetail_parsers.constraint.nodes import (
     sequence,
 )
 from dovetail_parsers.constraint.nodes import Sequence as NodeSequence
-from dovetail_parsers.constraint.pattern import UnsupportedPattern, may_be_empty
+from dovetail_parsers.constraint.pattern import (
+    UnsupportedPattern,
+    check_group_depth,
+    may_be_empty,
+)
 
 #: The kind of a token, and its text. Groups and alternatives have the kind `mark`.
 GrammarToken = tuple[str, str]
@@ -24,7 +28,7 @@ _COUNTS: Mapping[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None), "+
 class RuleGrammar:
     """Rules by name, each a list of tokens. Subclasses read the tokens of their notation."""
 
-    __slots__ = ("_definitions", "_names", "_nodes", "_rules", "_tokens")
+    __slots__ = ("_definitions", "_depth", "_names", "_nodes", "_rules", "_tokens")
 
     def __init__(self, definitions: Mapping[str, Sequence[GrammarToken]], rules: Rules) -> None:
         self._definitions = definitions
@@ -32,13 +36,13 @@ class RuleGrammar:
         self._names: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}
         self._tokens: list[GrammarToken] = []
+        self._depth = 0
 
     def build(self, start: str) -> Node:
         """Return the grammar of the rule `start`. Left recursion is not supported."""
         form = self.named(start)
-        for name, node in self._nodes.items():
-            if name in _firsts(node, self._nodes):
-                raise UnsupportedPattern("left recursion is not supported")
+        if _has_cycle({name: _firsts(node) for name, node in self._nodes.items()}):
+            raise UnsupportedPattern("left recursion is not supported")
         return form
 
     def terminal(self, kind: str, token: str) -> Node:
@@ -51,10 +55,11 @@ class RuleGrammar:
         if name not in self._names:
             rule = self._names[name] = self._rules.reserve("rule")
             saved, self._tokens = self._tokens, list(self._definitions[name])[::-1]
+            depth, self._depth = self._depth, 0
             node = self._options()
             if self._tokens:
                 raise UnsupportedPattern(f"unexpected {self._tokens[-1][1]!r}")
-            self._tokens = saved
+            self._tokens, self._depth = saved, depth
             self._nodes[rule] = node
             self._rules.define(rule, node)
         return Ref(self._names[name])
@@ -86,22 +91,39 @@ class RuleGrammar:
         if kind == "name":
             return self.named(token)
         if kind == "mark" and token in "([":
+            self._depth += 1
+            check_group_depth(self._depth)
             inner = self._options()
+            self._depth -= 1
             if not self._tokens or self._tokens.pop() != ("mark", ")" if token == "(" else "]"):
                 raise UnsupportedPattern("a bracket is not closed")
             return repeat(inner, 0, 1) if token == "[" else inner
         return self.terminal(kind, token)
 
 
-def _firsts(node: Node, rules: dict[str, Node]) -> set[str]:
-    """Return the rules that a text of this node may start with."""
+def _has_cycle(targets: Mapping[str, set[str]]) -> bool:
+    """Return whether any rule leads back to itself: without a cycle, all rules can be ordered."""
+    users = dict.fromkeys(targets, 0)
+    for names in targets.values():
+        for name in names:
+            users[name] += 1
+    ordered = [name for name, count in users.items() if not count]
+    for name in ordered:  # grows: a rule follows once all rules that lead to it are in the order
+        for target in targets[name]:
+            users[target] -= 1
+            if not users[target]:
+                ordered.append(target)
+    return len(ordered) < len(targets)
+
+
+def _firsts(node: Node) -> set[str]:
+    """Return the rules that a text of this node may start with directly."""
     found: set[str] = set()
     todo = [node]
     while todo:
         match todo.pop():
-            case Ref(rule=rule) if rule not in found:
+            case Ref(rule=rule):
                 found.add(rule)
-                todo.append(rules[rule])
             case Repeat(part=part):
                 todo.append(part)
             case Choice(options=options):

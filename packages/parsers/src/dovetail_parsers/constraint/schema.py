@@ -20,6 +20,7 @@ from dovetail_parsers.constraint.keywords import (
     unenforced_keywords,
     unenforced_lengths,
 )
+from dovetail_parsers.constraint.limits import MAX_SCHEMA_STEPS, StepBudget
 from dovetail_parsers.constraint.members import MemberDelimiters, ObjectMember, ordered_members
 from dovetail_parsers.constraint.nodes import (
     EMPTY,
@@ -52,6 +53,7 @@ _MAX_ITEMS = 100  # larger counts are not enforced: engines expand repetitions
 # is a rule within the rule before it, and llguidance crashes at 1,500 such levels.
 MAX_VALUES = 1_000
 _MAX_PROPERTIES = 250
+_MAX_OPTIONS = 2_000  # alternatives of all values of a tool
 MAX_DEPTH = 32
 _OPEN = TypedOption("object", {})
 
@@ -59,26 +61,31 @@ _OPEN = TypedOption("object", {})
 class ValueGrammar:
     """Grammars of the values under one root schema, in one notation."""
 
-    __slots__ = ("_cache", "_count", "_notation", "_reader", "rules")
+    __slots__ = (
+        "_budget", "_cache", "_count", "_notation", "_option_count", "_reader", "rules",
+    )  # fmt: skip
 
     def __init__(self, root: Schema, notation: Notation, rules: Rules) -> None:
-        self._reader = SchemaReader(root)
+        self._budget = StepBudget(MAX_SCHEMA_STEPS, rules.budget)
+        self._reader = SchemaReader(root, self._budget)
         self._notation = notation
         self.rules = rules
         self._cache = SchemaFormCache(rules)
-        self._count = 0
+        self._count = self._option_count = 0
 
     def options(self, schema: Schema) -> list[Option]:
         """Return the constants and the single-typed schemas that a schema allows."""
         found = [self._within_limits(option) for option in self._reader.options(schema)]
-        if self._reader.exhausted:
+        if self._budget.exhausted:
             self._note_size()
         return found
 
     def _within_limits(self, option: Option) -> Option:
         if isinstance(option, ConstantOption) or option.kind != "object":
             return option
-        if len(properties(option.schema)) <= _MAX_PROPERTIES:
+        names = properties(option.schema)
+        self._budget.spend_keys(len(names) + sum(map(len, names)))
+        if len(names) <= _MAX_PROPERTIES:
             return option
         self._note_size()
         return _OPEN
@@ -89,7 +96,7 @@ class ValueGrammar:
     def value(self, schema: Schema, depth: int = 0) -> Node:
         """Return the grammar of any value that satisfies the schema."""
         self._count += 1
-        if self._count > MAX_VALUES or depth > MAX_DEPTH:
+        if self._count > MAX_VALUES or depth > MAX_DEPTH or self._budget.exhausted:
             self._note_size()
             return self.any_value()
         return choice(*(self.option(option, depth) for option in self.options(schema)))
@@ -97,6 +104,10 @@ class ValueGrammar:
     def option(self, option: Option, depth: int = 0) -> Node:
         if isinstance(option, ConstantOption):
             return self._notation.literal(option.value)
+        self._option_count += 1
+        if self._option_count > _MAX_OPTIONS:
+            self._note_size()
+            return self.any_value()
         hint = f"{self._notation.name}-{option.kind}"
         return self._cache.get_or_build(hint, option.schema, lambda: self._typed(option, depth))
 
@@ -230,15 +241,13 @@ class ValueGrammar:
 
     def _tuple(self, first: "list[Any] | tuple[Any, ...]", schema: Schema, depth: int) -> Node:
         """All of the first items; more only if the schema describes them."""
-        parts = [self.value(_schema(item), depth + 1) for item in first]
-        form: Node = parts[0]
-        for part in parts[1:]:
-            form = sequence(form, self._comma(), part)
+        parts: list[Node] = []
+        for item in first:
+            parts += [self._comma(), self.value(_schema(item), depth + 1)]
         items = schema.get("items")
         if isinstance(items, Mapping):
-            more = sequence(self._comma(), self.value(items, depth + 1))
-            form = sequence(form, repeat(more))
-        return sequence(text("["), form, text("]"))
+            parts.append(repeat(sequence(self._comma(), self.value(items, depth + 1))))
+        return sequence(text("["), *parts[1:], text("]"))
 
     def _any_value(self) -> Node:
         words = map(text, self._notation.words)
