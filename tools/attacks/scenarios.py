@@ -53,6 +53,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         limit_seconds=480.0,
     ),
     Scenario(
+        "constraint-limits",
+        "Schemas, choices and patterns are limited and converted to grammars off the event loop",
+        run_tests(
+            "packages/parsers/tests/test_constraint_limits.py", "pipeline/test_guided_decoding.py"
+        ),
+    ),
+    Scenario(
         "few-open-files",
         "With nofile=256 each of 300 streams completes or gets Retry-After; no engine is down",
         starvation.few_open_files,

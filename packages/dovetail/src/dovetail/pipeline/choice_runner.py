@@ -80,7 +80,7 @@ class ChoiceRunner:
         Errors before the first event are raised; later errors are emitted as a `Failure`.
         """
         self._sink = sink
-        for note in self._entry.output_constraint(self._prepared).notes:
+        for note in (await self._entry.output_constraint(self._prepared)).notes:
             self._observer.on_note(note)
         slow_start = asyncio.get_running_loop().call_later(
             self._entry.start_timeout_seconds, self._start_without_engine
@@ -175,7 +175,7 @@ class ChoiceRunner:
             self._attempts += 1
             try:
                 await self._entry.engine.generate(
-                    self._engine_request(), self, self._observer.on_replica_assigned
+                    await self._engine_request(), self, self._observer.on_replica_assigned
                 )
                 if not (self._is_finished() or self._is_budget_spent()):
                     raise InvalidEngineResponse("the engine sent no finish reason")
@@ -185,7 +185,7 @@ class ChoiceRunner:
                 if self._generation.ids and len(self._generation.ids) >= self._limit:
                     self._engine_finish = "length"  # only the finish reason is missing
                     return
-                if not (self._can_migrate(error) or await self._wait_for_recovery(error)):
+                if not (await self._can_migrate(error) or await self._wait_for_recovery(error)):
                     raise
                 self._migrations += 1
                 self._migrated_at = len(self._generation.ids)
@@ -204,7 +204,7 @@ class ChoiceRunner:
     def _is_finished(self) -> bool:
         return self._generation.stopped or self._engine_finish is not None
 
-    def _can_migrate(self, error: DovetailError) -> bool:
+    async def _can_migrate(self, error: DovetailError) -> bool:
         """Return whether another replica can continue the output."""
         generated, entry = self._generation.ids, self._entry
         # A replica that is alive still counts as available, but is no alternative to itself.
@@ -216,7 +216,7 @@ class ChoiceRunner:
             return False
         if replica_alive and generated:
             return False  # the request itself probably causes the failure
-        return not generated or self._can_resume()
+        return not generated or await self._can_resume()
 
     async def _wait_for_recovery(self, error: DovetailError) -> bool:
         """Wait for a replica to recover. Returns False at once if there is no new output.
@@ -228,14 +228,13 @@ class ChoiceRunner:
             return False
         if self._migrations >= entry.migration_limit or generated <= self._migrated_at:
             return False
-        return self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
+        return await self._can_resume() and await entry.engine.wait_available(entry.recovery_wait)
 
-    def _can_resume(self) -> bool:
+    async def _can_resume(self) -> bool:
         """Return whether the output can be continued. A grammar cannot be resumed in its middle."""
-        return (
-            self._phase() is not None
-            or self._entry.output_constraint(self._prepared).is_unconstrained
-        )
+        if self._phase() is not None:
+            return True
+        return (await self._entry.output_constraint(self._prepared)).is_unconstrained
 
     def _is_budget_spent(self) -> bool:
         """Return whether the reasoning budget is spent.
@@ -249,7 +248,7 @@ class ChoiceRunner:
         grace = 2 * len(self._entry.model.reasoning_end_ids)
         return not generation.has_pending_text or generation.reasoning_tokens >= budget + grace
 
-    def _engine_request(self) -> EngineRequest:
+    async def _engine_request(self) -> EngineRequest:
         request, generated = self._prepared.request, self._generation.ids
         entry, prompt = self._entry, self._prepared.prompt
         sampling = entry.resolve_sampling(request.sampling)
@@ -264,7 +263,7 @@ class ChoiceRunner:
             max_tokens=self._limit - len(generated),
             sampling=sampling,
             stop_ids=self._generation.stop_ids,
-            constraint=self._constraint(),
+            constraint=await self._constraint(),
             session=session_key(self._prepared),
             priority=request.hints.priority or 0,
             cache_salt=cache_salt(request),
@@ -272,14 +271,12 @@ class ChoiceRunner:
             ends_session=request.identity.final,
         )
 
-    def _constraint(self) -> Constraint | None:
+    async def _constraint(self) -> Constraint | None:
         """Return the constraint for the rest of the output, None after text or calls."""
         phase = self._phase()
-        return (
-            None
-            if phase is None
-            else self._entry.output_constraint(self._prepared, phase).constraint
-        )
+        if phase is None:
+            return None
+        return (await self._entry.output_constraint(self._prepared, phase)).constraint
 
     def _phase(self) -> OutputPhase | None:
         """Return the phase of the output, or None after text or calls."""

@@ -54,6 +54,9 @@ _huge_executor = ThreadPoolExecutor(1, "dovetail-offload-huge")
 _body_executor = ThreadPoolExecutor(1, "dovetail-body")
 _huge_body_executor = ThreadPoolExecutor(1, "dovetail-body-huge")
 MIN_HUGE_BODY_BYTES = 8 << 20
+# Grammars have their own threads, too: the largest take seconds.
+_constraint_executor = ThreadPoolExecutor(1, "dovetail-constraint")
+_huge_constraint_executor = ThreadPoolExecutor(1, "dovetail-constraint-huge")
 
 
 async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN_OFFLOAD_SIZE) -> T:
@@ -62,6 +65,12 @@ async def run_in_thread(size: int, work: Callable[[], T], *, min_size: int = MIN
         return work()
     threads = _executor if size < MIN_HUGE_SIZE else _huge_executor
     return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def submit_constraint(work: Callable[[], T], *, huge: bool) -> asyncio.Future[T]:
+    """Start building a constraint in a thread. Huge ones have their own."""
+    threads = _huge_constraint_executor if huge else _constraint_executor
+    return asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 async def run_in_body_thread(body_bytes: int, work: Callable[[], T]) -> T:

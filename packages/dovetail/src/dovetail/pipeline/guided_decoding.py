@@ -1,12 +1,15 @@
 """Guided decoding: translate tool choice and output format into a constraint for the engine."""
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
 
 from dovetail.engines.engine import Constraint, ConstraintSyntax
 from dovetail.models.loader import Model
+from dovetail.pipeline.concurrency import submit_constraint
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.storage.lru import LruCache
 from dovetail_model import Request, Unsupported
@@ -22,6 +25,11 @@ GuidedFallback = Literal["reject", "report"]
 UNENFORCED_NOTE = "guided:unenforced"
 
 _MAX_CACHED = 256
+_MAX_CACHED_CHARS = 64 << 20
+_MIN_HUGE_TOOLS = 128
+_MIN_HUGE_FORMAT_BYTES = 1 << 15
+
+_CacheKey = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,18 @@ class OutputConstraint:
         """Whether any output is allowed."""
         return self.constraint is None
 
+    @property
+    def size(self) -> int:
+        """The number of characters of the grammar."""
+        return len(self.constraint.text) if self.constraint is not None else 0
+
 
 class ConstraintBuilder:
-    """Builds the constraints of requests to a model, cached because sessions repeat them."""
+    """Builds the constraints of requests to a model, cached because sessions repeat them.
+
+    A grammar is built in a thread, once for all requests that wait for it: even a small schema may
+    take a second.
+    """
 
     def __init__(
         self, model: Model, fallback: GuidedFallback = "reject", *, raw_prompts: bool = False
@@ -48,11 +65,12 @@ class ConstraintBuilder:
         # Text that continues a raw prompt is not parsed, so it has no reasoning and no calls.
         self._tool_parser = None if raw_prompts else model.tool_parser
         self._reasoning_parser = None if raw_prompts else model.reasoning_parser
-        self._cache: LruCache[tuple[object, ...], tuple[object, OutputConstraint]] = LruCache(
-            _MAX_CACHED
+        self._cache: LruCache[_CacheKey, tuple[object, OutputConstraint]] = LruCache(
+            _MAX_CACHED, max_size=_MAX_CACHED_CHARS, size_of=lambda entry: entry[1].size
         )
+        self._pending: dict[_CacheKey, asyncio.Future[OutputConstraint]] = {}
 
-    def build(
+    async def build(
         self,
         prepared: PreparedRequest,
         syntaxes: tuple[ConstraintSyntax, ...],
@@ -67,9 +85,24 @@ class ConstraintBuilder:
         cached = self._cache.peek(key)
         if cached is not None and cached[0] is request.tools:
             return cached[1]
-        constraint = self._compile(prepared, syntaxes, may_reason, in_reasoning)
-        self._cache.put(key, (request.tools, constraint))
-        return constraint
+        work = partial(self._compile, prepared, syntaxes, may_reason, in_reasoning)
+        if not is_constrained(request):
+            constraint = work()
+            self._cache.put(key, (request.tools, constraint))
+            return constraint
+        if key not in self._pending:
+            huge = len(request.tools) >= _MIN_HUGE_TOOLS or len(form) >= _MIN_HUGE_FORMAT_BYTES
+            self._pending[key] = submit_constraint(work, huge=huge)
+            self._pending[key].add_done_callback(partial(self._store, key, request.tools))
+        # A client that disconnects does not cancel the work for the others.
+        return await asyncio.shield(self._pending[key])
+
+    def _store(
+        self, key: _CacheKey, tools: object, built: asyncio.Future[OutputConstraint]
+    ) -> None:
+        del self._pending[key]
+        if not built.cancelled() and built.exception() is None:
+            self._cache.put(key, (tools, built.result()))
 
     def _may_reason(self, prepared: PreparedRequest) -> bool:
         """Return whether the model may reason: neither the request nor the prompt disables it."""
@@ -121,6 +154,15 @@ class ConstraintBuilder:
             return OutputConstraint(notes=(UNENFORCED_NOTE,))
         message = f"{field}: the engine does not support constrained output"
         raise Unsupported(message, param=field)
+
+
+def is_constrained(request: Request) -> bool:
+    """Return whether the request may need a grammar."""
+    choice = request.tool_choice
+    if request.output.kind != "text":
+        return True
+    free = choice.mode == "auto" and choice.parallel
+    return not free or any(tool.strict for tool in request.tools)
 
 
 def constraining_field(request: Request) -> str:

@@ -91,7 +91,7 @@ class TokenModel:
     def _constraint_builder(self) -> ConstraintBuilder:
         return ConstraintBuilder(self.model, self.guided_fallback, raw_prompts=self.raw_prompts)
 
-    def output_constraint(
+    async def output_constraint(
         self, prepared: PreparedRequest, phase: OutputPhase = "start"
     ) -> OutputConstraint:
         """Return the constraint on the output from `phase` on that the engine can enforce."""
@@ -99,7 +99,9 @@ class TokenModel:
         effective_phase: OutputPhase = (
             "after_reasoning" if capabilities.constrains_after_reasoning else phase
         )
-        return self._constraint_builder.build(prepared, capabilities.constraints, effective_phase)
+        return await self._constraint_builder.build(
+            prepared, capabilities.constraints, effective_phase
+        )
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
         """Merge the values of the request, the operator and the model, in this order."""
