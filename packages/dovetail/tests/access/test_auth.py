@@ -11,7 +11,13 @@ import pytest
 
 from dovetail.access import auth
 from dovetail.access.auth import ApiKeys, Caller, exposure_warning, extract_keys
-from dovetail.access.key_file import MAX_KEYS, ApiKey, KeyFileError, read_keys
+from dovetail.access.key_file import (
+    MAX_KEYS,
+    ApiKey,
+    KeyFileError,
+    read_keys,
+    writable_key_file_warning,
+)
 from dovetail.access.limits import RateLimits
 from dovetail_model import Unauthenticated
 
@@ -82,6 +88,18 @@ def test_invalid_key_files_are_rejected(tmp_path: Path, text: str, expected: str
     assert str(file) in str(refused.value)
     assert HASH not in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_key_file_that_others_can_write_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert writable_key_file_warning(None) is None
+    assert writable_key_file_warning(file) is None
+    file.touch()
+    for mode, warned in ((0o600, False), (0o644, False), (0o660, True), (0o666, True)):
+        file.chmod(mode)
+        warning = writable_key_file_warning(file)
+        assert (warning is not None) == warned
+        assert warning is None or (f"{mode:04o}" in warning and f"chmod go-w {file}" in warning)
 
 
 def test_missing_key_file_is_reported(tmp_path: Path) -> None:

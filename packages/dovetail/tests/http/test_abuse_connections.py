@@ -89,6 +89,46 @@ def test_host_is_optional_in_http_1_0() -> None:
     run(scene)
 
 
+def test_transfer_codings_need_http_1_1() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            sent = post(CHUNKED, chunks(BODY)).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+            async with await wire_to(stage, sent + get()) as wire:
+                assert (await wire.reply()).status == 400
+                assert await wire.rest() == b""
+
+    run(scene)
+
+
+def test_unknown_expectations_are_rejected() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            async with await wire_to(stage, post(b"expect: 200-magic\r\n" + LENGTH)) as wire:
+                assert (await wire.reply()).status == 417
+                assert await wire.rest() == b""
+            async with await wire_to(stage, post(b"Expect: 100-Continue\r\n" + LENGTH)) as wire:
+                assert (await wire.reply()).status in (100, 200)
+
+    run(scene)
+
+
+def test_encoded_slashes_do_not_separate_segments() -> None:
+    async def scene() -> None:
+        async with serving() as stage:
+            for path, status in (
+                ("/v1%2fmodels", 404),
+                ("/v1%2Fmodels", 404),
+                ("/v1/m%6fdels", 200),
+                (f"/v1/models/{NAME}", 200),
+                (f"/v1/models/{NAME.replace('/', '%2f')}", 200),
+                (f"/v1/models/{NAME.replace('/', '%2F')}", 200),
+                ("/v1/responses/resp_1%2Finput_items", 404),
+            ):
+                assert (await stage.request("GET", path)).status == status, path
+
+    run(scene)
+
+
 @pytest.mark.parametrize("handshake", [get(b"/v1/responses", SOCKET), post(SOCKET + LENGTH, b"")])
 def test_data_after_a_rejected_upgrade_is_ignored(
     handshake: bytes,

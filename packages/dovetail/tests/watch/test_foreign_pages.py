@@ -25,6 +25,7 @@ FOREIGN: Sequence[tuple[str, dict[str, str]]] = [
     ("/v1/models", {"Origin": EVIL, "origin": "http://localhost"}),
     ("/v1/models", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}),
     ("http://evil.example/v1/models", {}),
+    ("http://localhost/v1/models", {"host": "evil.example"}),
     ("HTTP://localhost@evil.example/v1/models", {}),
 ]
 

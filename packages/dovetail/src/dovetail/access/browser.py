@@ -54,9 +54,12 @@ class BrowserPolicy:
         """Raise if the request names a host that this server does not have.
 
         Browsers always send the header. With keys it is only checked if hosts were configured.
+        It has several hosts, all of which must be allowed, if the request line has another one.
         """
         host = headers.get("host")
-        if host is None or (has_keys and not self._hosts) or self._is_allowed_host(host):
+        if host is None or (has_keys and not self._hosts):
+            return
+        if all(map(self._is_allowed_host, host.split(", "))):
             return
         error = Forbidden(
             f"Requests for the host {host[:256]!r} are not accepted. Use 127.0.0.1 or localhost, "

@@ -8,6 +8,7 @@ Options that a line omits have the values that the settings define for all keys.
 """
 
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -65,6 +66,23 @@ def read_keys(path: Path, limits: RateLimits = NO_LIMITS) -> list[ApiKey]:
         return list(parse_keys(text, limits))
     except KeyFileError as error:
         raise type(error)(f"{path}{error}") from None
+
+
+def writable_key_file_warning(path: Path | None) -> str | None:
+    """Return a warning if other users of the machine can add keys to the file.
+
+    They may read it, as in the secrets of Kubernetes: it contains only digests.
+    """
+    try:
+        status = None if path is None else path.stat()
+    except OSError:
+        return None
+    if status is None or not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o022:
+        return None
+    return (
+        f"the key file {path} has mode {status.st_mode & 0o777:04o}: other users of this machine "
+        f"can add keys to it. Run: chmod go-w {path}"
+    )
 
 
 def parse_keys(text: bytes, limits: RateLimits = NO_LIMITS) -> Iterator[ApiKey]:

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from dovetail.access.auth import exposure_warning
+from dovetail.access.key_file import writable_key_file_warning
 from dovetail.cli.errors import fail
 from dovetail.cli.flags import with_settings
 from dovetail.cli.server_runner import (
@@ -124,6 +125,7 @@ def _startup_warnings(config: Config, options: HttpOptions) -> tuple[str | None,
         exposure_warning(config.http_host, options.keys),
         _payload_warning(config),
         loose_permissions_warning(config.data_dir or default_data_dir()),
+        writable_key_file_warning(config.api_key_file),
     )
 
 

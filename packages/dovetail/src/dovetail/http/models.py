@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.http.codex_catalog import CodexCatalog
 from dovetail.http.exchange import ApiExchange
-from dovetail.net.exchange import JSON_CONTENT_TYPE
+from dovetail.net.exchange import JSON_CONTENT_TYPE, decode_slashes
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
 from dovetail_protocols import MESSAGES, MODELS_ETAG_HEADER
@@ -50,7 +50,7 @@ class ModelsEndpoints:
 
     async def get(self, exchange: ApiExchange) -> None:
         """Send a model under the requested name, which may be an alias."""
-        name = exchange.path.removeprefix("/v1/models/")
+        name = decode_slashes(exchange.path.removeprefix("/v1/models/"))
         entry = self._service.find(name)
         body = (
             _anthropic_entry(name, entry)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -21,6 +21,7 @@ Body = TypeVar("Body")
 JSON_CONTENT_TYPE = "application/json"
 EVENT_STREAM_CONTENT_TYPE = "text/event-stream; charset=utf-8"
 MAX_HEADER_VALUE_CHARS = 4096
+_ENCODED_SLASH = "%2F"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -54,7 +55,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
-        self.path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        self.path = _decode_path(scope).removeprefix(scope.get("root_path", ""))
         self.query_string: bytes = scope.get("query_string", b"")
         self.headers = _decode_headers(scope["headers"])
         client = scope.get("client")
@@ -118,6 +119,21 @@ class Exchange:
 def _encode_header_value(value: str) -> bytes:
     """Encode a value so that every server and client accepts it."""
     return _UNPRINTABLE.sub("?", value)[:MAX_HEADER_VALUE_CHARS].encode()
+
+
+def decode_slashes(segment: str) -> str:
+    """Decode the slashes in a part of an exchange's path, such as the name of a model."""
+    return segment.replace(_ENCODED_SLASH, "/")
+
+
+def _decode_path(scope: Scope) -> str:
+    """Return the path. An encoded slash stays encoded: it does not separate segments."""
+    path: str = scope["path"]
+    raw: bytes = scope.get("raw_path") or b""
+    if b"%" not in raw:
+        return path
+    parts = raw.decode("latin-1").replace("%2f", _ENCODED_SLASH).split(_ENCODED_SLASH)
+    return path if len(parts) == 1 else _ENCODED_SLASH.join(map(unquote, parts))
 
 
 def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -26,6 +26,7 @@ MAX_PIPELINED_REQUESTS = 8  # requests that wait behind the running one
 _REASONS = {
     b"400": "malformed",
     b"408": "slow_headers",
+    b"417": "malformed",
     b"429": "pipelined",
     b"431": "large_headers",
     b"503": "connections",
@@ -177,6 +178,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
         _check_framing_headers(self.headers, self.parser.get_http_version())
+        if not all(map(_is_known_expectation, self.headers)):
+            self._refuse(b"417 Expectation Failed")
+            raise ValueError("unknown expectation")  # stops the parser
         if not self.url.startswith((b"/", b"*")) and self.parser.get_method() != b"CONNECT":
             self._replace_absolute_url()
         if len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
@@ -193,17 +197,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.scope["extensions"] = {DIRECT_WRITER_EXTENSION: DirectWriter(self.cycle)}  # type: ignore[dict-item]
 
     def _replace_absolute_url(self) -> None:
-        """Use the host of a URL in absolute form instead of the Host header, see RFC 9112, 3.2.2.
+        """Use the host of a URL in absolute form before that of the header, see RFC 9112, 3.2.2.
 
-        Otherwise a proxy and this server could disagree on the host, which access checks use.
+        Otherwise a proxy and this server could disagree on the host. Access checks require both
+        hosts if they differ, so they are joined like the values of a repeated header.
         """
         parts = _ABSOLUTE_URL.fullmatch(self.url)
         if parts is None:
             raise ValueError("the request target must be a path or a URL without credentials")
         host, target = parts.groups()
         self.url = target if target.startswith(b"/") else b"/" + target
+        others = [value for name, value in self.headers if name == b"host"]
         self.headers[:] = [header for header in self.headers if header[0] != b"host"]
-        self.headers.append((b"host", host))
+        hosts = [host, *(value for value in others if value.lower() != host.lower())]
+        self.headers.append((b"host", b", ".join(hosts)))
 
     def on_body(self, body: bytes) -> None:
         self._body_received = self._body_begun = True
@@ -308,14 +315,22 @@ def _check_framing_headers(headers: list[tuple[bytes, bytes]], version: str) -> 
     """Raise `ValueError`, which stops the parser, for headers that the parser does not check.
 
     Without exactly one Host, a proxy and this server could route a request differently. Of the
-    transfer codings only `chunked` is decoded, so the body would be wrong with any other.
+    transfer codings only `chunked` is decoded, so the body would be wrong with any other. Proxies
+    that speak HTTP/1.0 do not know transfer codings, see RFC 9112, 6.1.
     """
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise ValueError(f"the request must have one Host header, got {hosts}")
     for name, value in headers:
-        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            raise ValueError("the only supported transfer coding is chunked")
+        if name != b"transfer-encoding":
+            continue
+        if value.strip().lower() != b"chunked" or version == "1.0":
+            raise ValueError("the only supported transfer coding is chunked, in HTTP/1.1")
+
+
+def _is_known_expectation(header: tuple[bytes, bytes]) -> bool:
+    name, value = header
+    return name != b"expect" or value.strip().lower() == b"100-continue"
 
 
 def _enable_keepalive(transport: asyncio.Transport, timeouts: ConnectionTimeouts) -> None:

@@ -116,9 +116,9 @@ class RequestHeadFilter:
 
 
 def _parse_headers(head: bytes) -> dict[str, str]:
-    """Return the headers. Repeated ones are joined, which no allowed host or origin matches.
+    """Return the headers. Repeated ones are joined: all hosts must be allowed, and no origin is.
 
-    The host of a URL in absolute form replaces the `Host` header, as in RFC 9112, 3.2.2.
+    The host of a URL in absolute form, which overrides the `Host` header, must be allowed, too.
     """
     headers: dict[str, str] = {}
     for name, value in _HEADER.findall(head):
@@ -126,5 +126,6 @@ def _parse_headers(head: bytes) -> dict[str, str]:
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     url = _REQUEST_LINE.match(head)
     if url is not None:
-        headers["host"] = url[1].decode("latin-1")
+        host = url[1].decode("latin-1")
+        headers["host"] = f"{host}, {headers['host']}" if "host" in headers else host
     return headers
