@@ -315,8 +315,8 @@ def _check_framing_headers(headers: list[tuple[bytes, bytes]], version: str) -> 
     """Raise `ValueError`, which stops the parser, for headers that the parser does not check.
 
     Without exactly one Host, a proxy and this server could route a request differently. Of the
-    transfer codings only `chunked` is decoded, so the body would be wrong with any other. Proxies
-    that speak HTTP/1.0 do not know transfer codings, see RFC 9112, 6.1.
+    transfer codings only `chunked` is decoded, so the body would be wrong with any other. HTTP/1.0
+    does not have transfer codings, see RFC 9112, 6.1.
     """
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (hosts == 0 and version == "1.1"):
