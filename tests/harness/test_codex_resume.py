@@ -9,6 +9,8 @@ from codex_runs import codex, codex_resume, has_template
 from prefix_exactness import ReportRun, assert_exact
 from server_setup import QWEN3_CODER, ServerSetup, call, server_setup, text, think, turns
 
+from dovetail.ledger.sqlite_store import POSITION_FILE
+
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
 MORE = "Does it still greet?"
@@ -44,6 +46,7 @@ def test_codex_resumes_in_order_with_only_the_seal_key(
 ) -> None:
     for path in setup.data.glob("*.sqlite*"):
         path.unlink()
+    (setup.data / POSITION_FILE).unlink()
     assert [path.name for path in setup.data.iterdir()] == ["seal.key"]
     _continue_session(sandbox, setup)
     resumed = setup.generations[5]

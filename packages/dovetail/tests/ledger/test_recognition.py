@@ -322,10 +322,11 @@ def test_a_later_duplicate_invalidates_a_chain_match() -> None:
         fixture = LedgerFixture()
         scope = replace(SCOPE, session="s")
         turns = [GO, _text_turn("A."), ON, _text_turn("B."), GO, _text_turn("C."), ON]
-        await fixture.record_turn(turns[:1], _text_turn("A.", reasoning="X."), "e1", ids=[1])
+        first, second = (_text_turn("A.", reasoning=text) for text in ("X.", "Y."))
+        await fixture.record_turn(turns[:1], first, "e1", ids=[1], session="s")
         assert (await fixture.recognize(*turns[:3], scope=scope)).anchor_index == 1
         await fixture.recognize(*turns, scope=scope)
-        await fixture.record_turn(turns[:1], _text_turn("A.", reasoning="Y."), "e2", ids=[2])
+        await fixture.record_turn(turns[:1], second, "e2", ids=[2], session="s")
         found = await fixture.recognize(*turns, scope=scope)
         assert (found.anchor_index, found.entries) == (None, {})
 

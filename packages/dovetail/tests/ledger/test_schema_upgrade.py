@@ -18,7 +18,8 @@ from dovetail.ledger.entry import LedgerEntry, pack_ids
 from dovetail.ledger.export import LedgerExporter
 from dovetail.ledger.export_sample import TrainingSample
 from dovetail.ledger.ledger import Ledger
-from dovetail.ledger.sqlite_store import SCHEMA_VERSION, SqliteLedgerStore
+from dovetail.ledger.sqlite_schema import SCHEMA_VERSION
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 
 RECORDED = Path(__file__).parents[1] / "support" / "recordings" / "ledger_version_1.sqlite.gz"
 THEN = 1e9  # when the turns were last used

@@ -13,7 +13,8 @@ import pytest
 from ledger_entries import turn
 
 from dovetail.ledger.entry import LedgerEntry, pack_ids
-from dovetail.ledger.sqlite_store import SCHEMA_VERSION, SqliteLedgerStore, connect_ledger
+from dovetail.ledger.sqlite_schema import SCHEMA_VERSION, connect_ledger
+from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.storage.faults import StoreError
 
 

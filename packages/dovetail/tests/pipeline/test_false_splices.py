@@ -119,17 +119,52 @@ class TestDoubles:
 
         run(check())
 
-    def test_a_turn_becomes_ambiguous_when_a_similar_one_is_recorded(self, load: Loader) -> None:
+    @pytest.mark.parametrize("session", [None, "s"])
+    def test_a_turn_becomes_ambiguous_when_a_similar_one_is_recorded(
+        self, load: Loader, session: str | None
+    ) -> None:
         async def check() -> None:
             cluster = make_cluster(model=load())
+            cluster.session = session
             one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
             history = anonymous(_history(user("hi"), last=one))
-            for session in (None, "s"):
-                prepared = await cluster.prepare(history, session=session)
-                assert _who(cluster, prepared) == {"Xanthippe"}
+            prepared = await cluster.prepare(history, session=session)
+            assert _who(cluster, prepared) == {"Xanthippe"}
             await cluster.generate(None, [user("hi")], _reasoning_and_call("Yorick"))
-            for session in (None, "s"):
-                assert not _who(cluster, await cluster.prepare(history, session=session))
+            assert not _who(cluster, await cluster.prepare(history, session=session))
+
+        run(check())
+
+    @pytest.mark.parametrize("named", [None, "SA"])
+    def test_a_turn_without_handles_matches_only_its_session(
+        self, load: Loader, named: str | None
+    ) -> None:
+        """The history of another session may come from another server."""
+
+        async def check() -> None:
+            cluster = make_cluster(model=load())
+            cluster.session = named
+            one = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
+            history = _history(user("hi"), last=one)
+            for session in (None, "SA", "SB", one.entry):
+                expected = {"Xanthippe"} if session == named else set()
+                prepared = await cluster.prepare(anonymous(history), session=session)
+                assert _who(cluster, prepared) == expected
+                prepared = await cluster.prepare(history, session=session)  # a fork with seals
+                assert _who(cluster, prepared) == {"Xanthippe"}
+
+        run(check())
+
+    def test_a_turn_without_a_session_does_not_take_that_of_its_parent(self, load: Loader) -> None:
+        async def check() -> None:
+            cluster = make_cluster(model=load())
+            cluster.session = "SA"
+            parent = await cluster.generate(None, [user("hi")], _reasoning_and_call("Xanthippe"))
+            cluster.session = None
+            child = await _child(cluster, parent)
+            history = anonymous(_history(user("hi"), parent, last=child))
+            prepared = await cluster.prepare(history, session="SA")
+            assert _who(cluster, prepared) == {"Xanthippe"}
 
         run(check())
 

@@ -148,6 +148,7 @@ class Cluster:
     preparers: Sequence[ChatPreparer]
     model: Model
     system: str = "Be brief."
+    session: str | None = None  # of generated turns
     generated: list[GeneratedTurn] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -181,7 +182,7 @@ class Cluster:
         """
         history = parent.history if parent else ()
         before = (*(map(without_reasoning, history) if plain else history), *new_turns)
-        prepared = await self.prepare(before, tenant, replica=replica)
+        prepared = await self.prepare(before, tenant, self.session, replica)
         preparer = self.preparers[replica]
         generation = preparer.create_generation(prepared, self._new_call_id)
         fold = Fold()

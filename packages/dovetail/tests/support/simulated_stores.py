@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from simulated_redis import EPOCH, Link, SimulatedRedis, SimulatedRedisServer
 
-from dovetail.ledger import redis_lease, redis_store, sqlite_store
+from dovetail.ledger import redis_lease, redis_store, sqlite_schema, sqlite_store
 from dovetail.ledger.redis_store import RedisLedgerStore
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.storage import redis_client
@@ -57,10 +57,12 @@ class _SimulatedThread(SqliteThread):
         name: str,
         cleanup: Callable[[], None],
         faults: StoreFaults,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._name = name
         self._cleanup = cleanup
+        self._committed = committed
         self._faults = faults
         self._free_at = 0.0
         self.link = Link(random.Random(0))
@@ -149,6 +151,7 @@ def kill_store(store: LedgerStore) -> None:
             store._retry_task.cancel()
         store._connection.close()
         store._gap_file.close()
+        store._position_file.close()
         return
     for task in (store._lease._task, store._retry_task):
         if task is not None:
@@ -189,5 +192,5 @@ def _empty_database() -> bytes:
     """A database without rows: copying it is faster than creating its tables."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "turns.sqlite"
-        sqlite_store.connect_ledger(path).close()
+        sqlite_schema.connect_ledger(path).close()
         return path.read_bytes()

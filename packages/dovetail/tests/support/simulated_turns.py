@@ -166,6 +166,7 @@ class LedgerTurn:
             finish="stop" if self._finished else FINISH_INTERRUPTED,
             lineage=history.lineage,
             session=session or self.entry_id,
+            names_session=bool(self._session),
         )
 
 

@@ -27,11 +27,13 @@ def accept_unique(
 
     A candidate that hides nothing is accepted in any case: its tokens spell what the client sent.
     A session that the client names limits the search to its turns, if it has a candidate: then
-    turns of other sessions that the store does not know make no difference.
+    turns of other sessions that the store does not know make no difference. A turn that hides
+    something is accepted only for the session that its client named, or if neither has a name: the
+    history of another session may come from another server.
     """
     candidates, marks, certain = found.entries, found.marks, found.exhaustive
-    session = normalize_session_name(session) if session else None
-    if own := [entry for entry in candidates if session and entry.session == session]:
+    session = normalize_session_name(session or "")
+    if own := [entry for entry in candidates if session and entry.session_name == session]:
         candidates, certain = own, found.responded
         marks = [mark for mark in marks if mark.session in ("", session)]
     if not any(entry.model == model for entry in candidates):
@@ -42,10 +44,11 @@ def accept_unique(
     entry = single_candidate(candidates, notes)
     if entry is None or _hides_nothing(entry, turn):
         return entry
-    if marks or not certain:
+    of_session = [entry for entry in candidates if entry.session_name == session]
+    if marks or not certain or not of_session:
         notes.append("ambiguous_turn" if marks else "unverified_turn")
         return None
-    return entry
+    return of_session[0]
 
 
 async def drop_unlike_marks(

@@ -61,6 +61,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reasoning that exceeded its budget.
     `state`: the state of the conversation, opaque to the ledger, if this turn changed it.
     `state_entry`: the entry that holds the state, if this one does not; empty if there is none.
+    `names_session`: whether the client named the session. Older entries do not record it and
+    count as named.
 
     Entries are stored as arrays: the order of the fields is the format, their names are not.
     """
@@ -89,6 +91,12 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     forced: tuple[tuple[int, int], ...] = ()
     state: bytes = b""
     state_entry: str = ""
+    names_session: bool = True
+
+    @property
+    def session_name(self) -> str:
+        """The session that the client named with this turn; empty if it named none."""
+        return self.session if self.names_session else ""
 
     @property
     def call_ids(self) -> tuple[str, ...]:

@@ -10,6 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.keyring import KEY_FILE
+from dovetail.ledger.sqlite_schema import (
+    LEDGER_SCHEMA,
+    change_identity,
+    count_commit,
+    read_position,
+)
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
     MAX_LISTED_SESSIONS,
@@ -33,93 +40,11 @@ from dovetail.ledger.unannounced import UnannouncedTurns
 from dovetail.storage.database_file import DatabaseFile
 from dovetail.storage.faults import StoreFaults
 from dovetail.storage.gap_file import GapFile
-from dovetail.storage.sqlite import DatabaseSchema, SqliteThread, TableBounds, open_database
-
-SCHEMA_VERSION = 3
-
-_APPLICATION_ID = 0x446F7665  # "Dove"
-
-# A separate table, so that the upgrade from version 1 does not depend on the file size.
-_SESSION_TABLES = """
-CREATE TABLE sessions (
-    tenant TEXT NOT NULL,
-    session TEXT NOT NULL,
-    seq INTEGER NOT NULL REFERENCES entries (seq) ON DELETE CASCADE,
-    PRIMARY KEY (tenant, session, seq)
-) WITHOUT ROWID;
-CREATE INDEX sessions_seq ON sessions (seq);
-"""
-
-# Turns that may look like a stored one and cannot be loaded: `key` is the chain before an open
-# turn, or the chain of an evicted one. Rows of crashed processes stay. Row numbers are reused, so
-# that the difference of the largest and the smallest is close to the number of rows.
-_MARK_TABLES = """
-ALTER TABLE entries ADD COLUMN hides_reasoning INTEGER NOT NULL DEFAULT 1;
-CREATE TABLE marks (
-    seq INTEGER PRIMARY KEY,
-    tenant TEXT NOT NULL,
-    key BLOB NOT NULL,
-    id TEXT NOT NULL,
-    session TEXT NOT NULL,
-    UNIQUE (tenant, key, id)
-);
-CREATE TRIGGER entries_marked BEFORE DELETE ON entries WHEN old.hides_reasoning BEGIN
-    INSERT OR IGNORE INTO marks (tenant, key, id, session) VALUES (
-        old.tenant, old.chain, old.id,
-        coalesce((SELECT session FROM sessions WHERE seq = old.seq), '')
-    );
-END;
-CREATE TABLE identity (value BLOB NOT NULL);
-INSERT INTO identity VALUES (randomblob(8));
-"""
-
-# Triggers maintain the totals, so that checking the bounds never counts rows.
-_ENTRY_TABLES = """
-CREATE TABLE entries (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    tenant TEXT NOT NULL,
-    id TEXT NOT NULL,
-    chain BLOB NOT NULL,
-    used REAL NOT NULL,
-    size INTEGER NOT NULL,
-    body BLOB NOT NULL,
-    UNIQUE (tenant, id)
-);
-CREATE INDEX entries_chain ON entries (tenant, chain, seq);
-CREATE INDEX entries_used ON entries (used, seq, size);
-CREATE TABLE calls (
-    tenant TEXT NOT NULL,
-    key TEXT NOT NULL,
-    seq INTEGER NOT NULL REFERENCES entries (seq) ON DELETE CASCADE,
-    PRIMARY KEY (tenant, key, seq)
-) WITHOUT ROWID;
-CREATE INDEX calls_seq ON calls (seq);
-CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0);
-CREATE TRIGGER entries_added AFTER INSERT ON entries BEGIN
-    UPDATE totals SET entries = entries + 1, bytes = bytes + new.size;
-END;
-CREATE TRIGGER entries_dropped AFTER DELETE ON entries BEGIN
-    UPDATE totals SET entries = entries - 1, bytes = bytes - old.size;
-END;
-"""
-
-
-LEDGER_SCHEMA = DatabaseSchema(
-    "ledger",
-    _APPLICATION_ID,
-    SCHEMA_VERSION,
-    _ENTRY_TABLES + _SESSION_TABLES + _MARK_TABLES,
-    {1: _SESSION_TABLES, 2: _MARK_TABLES},
-)
-
-
-def connect_ledger(path: Path) -> sqlite3.Connection:
-    """Open or create the file. Raises StoreError if it is damaged or not a ledger."""
-    return open_database(path, LEDGER_SCHEMA)
-
+from dovetail.storage.position_file import PositionFile, StorePosition
+from dovetail.storage.sqlite import SqliteThread, TableBounds
 
 DEFAULT_SQLITE_BYTES = 2 << 30
+POSITION_FILE = "ledger.position"  # not deleted together with `turns.sqlite*`
 
 _ROW_OVERHEAD_BYTES = 400  # the row's other columns and its index entries
 _RETRY_INTERVAL_SECONDS = 1.0  # between attempts to announce turns late
@@ -133,6 +58,8 @@ class SqliteLedgerStore:
         "_connection",
         "_gap_file",
         "_has_lost_turns",
+        "_position",
+        "_position_file",
         "_retry_task",
         "_thread",
         "_unannounced",
@@ -153,7 +80,7 @@ class SqliteLedgerStore:
         """`expiry_clock` is the clock by which entries expire, by default `clock`."""
         self.path = path
         self.faults = StoreFaults("ledger")
-        self._connection = DatabaseFile(path, LEDGER_SCHEMA, on_reopen=self._bind_gap_file)
+        self._connection = DatabaseFile(path, LEDGER_SCHEMA, on_reopen=self._bind_files)
         self._bounds = TableBounds(
             self._connection,
             "entries",
@@ -163,7 +90,9 @@ class SqliteLedgerStore:
             expiry_clock=expiry_clock,
         )
         self._gap_file = GapFile(path.with_name(path.name + ".gap"))
-        self._bind_gap_file()
+        self._position_file = PositionFile(path.with_name(POSITION_FILE))
+        self._position: StorePosition | None = None  # after the running transaction
+        self._bind_files()
         self._unannounced = UnannouncedTurns(self.open_turn, self.close_turn)
         self._has_lost_turns = False  # whether one of them will never be announced
         self._retry_task: asyncio.Task[None] | None = None
@@ -171,6 +100,7 @@ class SqliteLedgerStore:
             self._connection,
             name=f"the ledger {path}",
             cleanup=self._clean_up,
+            committed=self._save_position,
             faults=self.faults,
         )
 
@@ -269,21 +199,45 @@ class SqliteLedgerStore:
             self._retry_task.cancel()
         await self._thread.close()
         self._gap_file.close()
+        self._position_file.close()
 
-    def _bind_gap_file(self) -> None:
-        """Record a gap if the file next to the database belongs to another one.
+    def _bind_files(self) -> None:
+        """Record a gap if the database is not the one that was last used in this folder.
 
-        The database was then deleted, moved aside, or used by a version that announced no turns.
+        It was then deleted, moved aside, replaced by a backup, or used by a version that announced
+        no turns. Its identity changes, so that the replaced file is noticed if it returns.
         """
         now = self._bounds.now()
-        try:
-            (identity,) = self._connection.execute("SELECT value FROM identity").fetchone()
-            used = self._connection.execute("SELECT 1 FROM sqlite_sequence").fetchone()
-        except sqlite3.Error as error:  # a later operation fails, too, and is reported
-            self._record_gap(str(error))
-            return
-        if self._gap_file.bind(identity, is_new=used is None, now=now):
-            self.faults.record_gap(now, "the ledger was replaced or upgraded")
+        with self._position_file.locked():
+            known = self._position_file.read()  # first: other processes advance it
+            try:
+                position, is_new = read_position(self._connection)
+                reason = self._find_loss(known, position, is_new=is_new)
+                if reason is not None:
+                    change_identity(self._connection)
+                    position, is_new = read_position(self._connection)
+            except sqlite3.Error as error:  # a later operation fails, too, and is reported
+                self._record_gap(str(error))
+                return
+            if self._gap_file.bind(position.identity, is_new=is_new, now=now):
+                self.faults.record_gap(now, reason or "the ledger was replaced or upgraded")
+            self._position_file.write(position)
+
+    def _find_loss(
+        self, known: StorePosition | None, position: StorePosition, *, is_new: bool
+    ) -> str | None:
+        """Return how turns of this folder may have been lost, or None.
+
+        Versions before the position file made no commits that count.
+        """
+        if known is None:
+            if is_new and self.path.with_name(KEY_FILE).exists():
+                return "the ledger of this folder is missing"
+            return f"{POSITION_FILE} is missing" if position.commits else None
+        if known.identity != position.identity:
+            return "the ledger was deleted or replaced"
+        is_older = position.commits < known.commits
+        return "the ledger is older than its last use" if is_older else None
 
     # The methods below run in the thread.
 
@@ -377,6 +331,11 @@ class SqliteLedgerStore:
         self._connection.execute(
             "DELETE FROM marks WHERE seq <= (SELECT max(seq) FROM marks) - ?", (MAX_MARKS,)
         )
+        self._position = count_commit(self._connection)
+
+    def _save_position(self) -> None:
+        if self._position is not None:
+            self._position_file.advance(self._position)
 
     def _touch(self, rows: list[tuple[str, str]]) -> None:
         now = self._bounds.now()

@@ -119,6 +119,7 @@ class TurnRecord:
             ),
             state=encode_state(prompt.state),
             state_entry=prompt.state.entry_id,
+            names_session=bool(origin.identity.session),
         )
 
     def seal(self, fold: Fold) -> str | None:

@@ -39,10 +39,11 @@ class Connection(Protocol):
 class SqliteThread:
     """A thread that runs functions on the connection. `name` is used in error messages.
 
-    `cleanup` runs at the end of each transaction that wrote. Failures are recorded in `faults`.
+    `cleanup` runs at the end of each transaction that wrote, `committed` after its commit, before
+    its results are delivered. Failures are recorded in `faults`.
     """
 
-    __slots__ = ("_cleanup", "_connection", "_faults", "_jobs", "_name", "_thread")
+    __slots__ = ("_cleanup", "_committed", "_connection", "_faults", "_jobs", "_name", "_thread")
 
     def __init__(
         self,
@@ -51,10 +52,12 @@ class SqliteThread:
         name: str,
         cleanup: Callable[[], None],
         faults: StoreFaults,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
         self._name = name
         self._cleanup = cleanup
+        self._committed = committed
         self._faults = faults
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._work, name="dovetail-store", daemon=True)
@@ -119,6 +122,7 @@ class SqliteThread:
             if writes:
                 self._cleanup()
                 self._connection.execute("COMMIT")
+                self._committed()
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):  # it may have been rolled back already
                 self._connection.execute("ROLLBACK")
