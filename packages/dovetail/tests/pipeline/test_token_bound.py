@@ -23,6 +23,8 @@ from dovetail.pipeline.token_bound import (
     min_prompt_tokens,
     min_tokens_in_slices,
 )
+from dovetail.prompt import normalization
+from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.pdf_text import PdfText
 from dovetail_model import ContextOverflow, Request, TextBlock, ToolResultBlock, ToolSpec, Turn
 from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
@@ -159,6 +161,38 @@ def test_characters_that_share_an_unknown_token_are_not_counted() -> None:
 def test_text_of_assistant_turns_may_be_dropped() -> None:
     request = Request("m", turns=(Turn("assistant", (TextBlock("x" * 1000),)),))
     assert count_text_chars(request) == 0
+
+
+@pytest.mark.parametrize("text", ["", "x", "x" * 1000])
+def test_bound_of_the_characters_is_never_too_low(text: str) -> None:
+    """Neither for new turns nor for those that the normalizer has cached."""
+    normalizer = PromptNormalizer()
+    for request in requests(text):
+        for _ in range(2):
+            assert normalizer.max_chars(request) >= count_text_chars(request)
+            normalizer.normalize(request)
+
+
+def test_only_new_turns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Turn] = []
+
+    def count(turn: Turn) -> int:
+        counted.append(turn)
+        return 1000
+
+    monkeypatch.setattr(normalization, "_turn_chars", count)
+    history = tuple(
+        Turn(role, (TextBlock(f"{role} {at}"),))
+        for at in range(20)
+        for role in ("user", "assistant")
+    )
+    new = Turn("user", (TextBlock("next"),))
+    normalizer = PromptNormalizer()
+    normalizer.normalize(Request("m", (*history, new)))
+    counted.clear()
+    assert normalizer.max_chars(Request("m", (*history, new))) == 40_000 + 1000
+    assert counted[-1] is new
+    assert len(counted) <= 2
 
 
 @pytest.mark.parametrize(

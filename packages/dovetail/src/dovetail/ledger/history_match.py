@@ -45,6 +45,7 @@ class MatchStep:
     `call_count`: the number of calls in earlier turns.
     `chars`: the number of characters of all turns up to this one.
     `tools_changed`: whether a turn up to this one changes the available tools.
+    `has_media`: whether a turn up to this one has images or documents.
     """
 
     chain_before: bytes
@@ -54,6 +55,7 @@ class MatchStep:
     call_count: int
     chars: int = 0
     tools_changed: bool = False
+    has_media: bool = False
 
     @property
     def chain(self) -> bytes:
@@ -80,6 +82,7 @@ def next_step(
         call_count,
         chars,
         turn_digest.changes_tools or (last is not None and last.tools_changed),
+        turn_digest.has_media or (last is not None and last.has_media),
     )
 
 
@@ -147,6 +150,11 @@ class HistoryMatch:
     def tools_changed(self) -> bool:
         """Whether a matched turn changes the available tools."""
         return bool(self.steps) and self.steps[-1].tools_changed
+
+    @property
+    def has_media(self) -> bool:
+        """Whether a matched turn has images or documents."""
+        return bool(self.steps) and self.steps[-1].has_media
 
     def entry_positions(self) -> dict[str, int]:
         """Return the index of each recognized turn by its entry id."""

@@ -60,6 +60,7 @@ class TurnDigest(NamedTuple):
     `copy_digest`: distinguishes copies with the same digest by their handles and reasoning.
     `chars`: the number of characters of the turn.
     `changes_tools`: whether the turn makes a tool available or withdraws it.
+    `has_media`: whether the turn has images or documents.
     """
 
     digest: bytes
@@ -69,6 +70,7 @@ class TurnDigest(NamedTuple):
     chars: int = 0
     result_ids: tuple[str, ...] = ()
     changes_tools: bool = False
+    has_media: bool = False
 
 
 class TurnDigestCache:
@@ -149,6 +151,7 @@ def digest_turn(turn: Turn) -> TurnDigest:
             chars=_count_chars(turn.blocks),
             result_ids=tuple(b.call_id for b in turn.blocks if isinstance(b, ToolResultBlock)),
             changes_tools=changes_tools(turn),
+            has_media=has_media(turn.blocks),
         )
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
     calls = [block for block in turn.blocks if isinstance(block, ToolCallBlock)]
@@ -167,6 +170,7 @@ def digest_turn(turn: Turn) -> TurnDigest:
         call_ids,
         compute_digest(*seals, "", *call_ids, "", *(block.text for block in reasoning)),
         _count_chars(turn.blocks),
+        has_media=has_media(turn.blocks),
     )
 
 
@@ -179,6 +183,16 @@ def _changes_tools(block: Block) -> bool:
     if isinstance(block, ToolResultBlock):
         return any(isinstance(b, ToolReferenceBlock | ToolRemovalBlock) for b in block.blocks)
     return isinstance(block, ToolReferenceBlock | ToolRemovalBlock)
+
+
+def has_media(blocks: Iterable[Block]) -> bool:
+    """Return whether blocks contain an image or a document."""
+    return any(
+        has_media(block.blocks)
+        if isinstance(block, ToolResultBlock)
+        else isinstance(block, ImageBlock | DocumentBlock)
+        for block in blocks
+    )
 
 
 def compute_digest(*parts: str | bytes) -> bytes:

@@ -24,10 +24,7 @@ from dovetail_model import (
     ContextOverflow,
     DocumentBlock,
     ImageBlock,
-    ReasoningBlock,
     Request,
-    TextBlock,
-    ToolCallBlock,
     ToolResultBlock,
     Turn,
     base64_size,
@@ -49,7 +46,6 @@ _MAX_TENANT_PROCESSES = 2
 _TEXT_TYPES = frozenset(
     {"application/json", "application/xml", "application/yaml", "application/toml"}
 )
-_TEXT_BLOCKS = frozenset({TextBlock, ReasoningBlock, ToolCallBlock})
 _FAILURES = {
     "damaged": "the file is damaged",
     "encrypted": "the file is encrypted",
@@ -99,16 +95,19 @@ class DocumentReader:
             max_size=_MAX_CACHED_CHARS, size_of=_text_chars
         )
 
-    async def read(self, request: Request) -> tuple[Request, tuple[str, ...]]:
+    async def read(
+        self, request: Request, *, in_turns: bool = True
+    ) -> tuple[Request, tuple[str, ...]]:
         """Return the request with the text of its documents, and notes on what was replaced.
 
+        `in_turns`: whether its turns may have documents. If not, only its system text is searched.
         Raises `ContextOverflow` if the text is certainly too long: small files can have much text.
         """
         notes: dict[str, None] = {}
         texts: dict[int, str] = {}
         deadline = time.monotonic() + MAX_REQUEST_SECONDS
         tenant, chars = request.identity.tenant, 0
-        for block in find_media(request):
+        for block in find_media(request) if in_turns else _media(request.system):
             if isinstance(block, DocumentBlock):
                 found = await self._read(block, deadline, tenant)
                 chars += len(found.text)
@@ -212,14 +211,7 @@ def find_media(request: Request) -> list[ImageBlock | DocumentBlock]:
     """Return the images of a request and its documents without text."""
     found = _media(request.system)
     for turn in request.turns:
-        for block in turn.blocks:
-            # This runs for every block of every request, so text is skipped without a call.
-            if type(block) in _TEXT_BLOCKS:
-                continue
-            inner = block.blocks if isinstance(block, ToolResultBlock) else (block,)
-            for one in inner:
-                if type(one) not in _TEXT_BLOCKS:
-                    found += _media((one,))
+        found += _media(turn.blocks)
     return found
 
 

@@ -3,7 +3,6 @@
 Request ─normalize─▶ Request ─recognize─▶ known turns ─render─▶ Prompt(ids)
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +23,7 @@ from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.context_editor import ContextEditor
 from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
+from dovetail.pipeline.normalization import RequestNormalizer
 from dovetail.pipeline.stop_sequences import StopScope
 from dovetail.pipeline.token_bound import check_can_fit, count_text_chars
 from dovetail.pipeline.turn_record import TurnOwner
@@ -36,7 +36,6 @@ from dovetail.prompt.conversation_state import (
 )
 from dovetail.prompt.conversation_view import ConversationView, build_view
 from dovetail.prompt.moved_content import NO_TURNS, MovedContent, SentTurns
-from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.reasoning_retention import (
     ReasoningPolicy,
@@ -62,7 +61,6 @@ from dovetail_model import (
 )
 from dovetail_parsers import default_retention
 
-_MIN_OFFLOAD_TURNS = 1000  # 1 to 10 ms of normalization
 NO_CONTEXT = ContextManagement()
 TRUNCATED_NOTE = "truncated_turns:"
 
@@ -133,10 +131,7 @@ class ConversationRenderer:
         self._settings = settings
         self._clock = clock
         self._sealer = Sealer(keyring)
-        self._normalizer = PromptNormalizer(settings.normalization)
-        # Used in threads, and therefore not shared with the event loop.
-        self._large_normalizer = PromptNormalizer(settings.normalization)
-        self._large_lock = threading.Lock()
+        self._normalizer = RequestNormalizer(model.tokenizer, settings.normalization)
         self._renderers = RendererCache(model)
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=settings.replay)
@@ -147,25 +142,11 @@ class ConversationRenderer:
             max_document_chars(settings.max_context, model.context_length)
         )
 
-    async def _normalize(self, request: Request, max_tokens: int | None) -> Request:
-        """Normalize a request. A very large one uses a thread, and is checked for `max_tokens`."""
-        chars = count_text_chars(request)
-        if chars < MIN_HUGE_SIZE and len(request.turns) < _MIN_OFFLOAD_TURNS:
-            return self._normalizer.normalize(request)
-
-        def work() -> Request:
-            with self._large_lock:
-                normalized = self._large_normalizer.normalize(request)
-            check_can_fit(normalized, self._model.tokenizer, max_tokens)
-            return normalized
-
-        return await run_in_thread(chars, work, min_size=0)
-
     async def _read_documents(
-        self, request: Request, max_tokens: int | None
+        self, request: Request, max_tokens: int | None, *, in_turns: bool
     ) -> tuple[Request, tuple[str, ...]]:
         """Replace documents by their texts, which are checked for `max_tokens` if they are long."""
-        shown, notes = await self._documents.read(request)
+        shown, notes = await self._documents.read(request, in_turns=in_turns)
         if shown is not request and (chars := count_text_chars(shown)) >= MIN_HUGE_SIZE:
             tokenizer = self._model.tokenizer
             await run_in_thread(chars, lambda: check_can_fit(shown, tokenizer, max_tokens))
@@ -186,7 +167,7 @@ class ConversationRenderer:
         sent = request.turns
         request = self._moved.restore(request) if self._moved is not None else request
         used = request.turns
-        request = await self._normalize(request, max_tokens)
+        request = await self._normalizer.normalize(request, max_tokens)
         self._check_request(request)
         if self._settings.hide_unusable_tools and request.tool_choice.mode == "none":
             request = msgspec.structs.replace(request, tools=())
@@ -208,7 +189,9 @@ class ConversationRenderer:
             self._tool_planner,
             known=last is not None,
         )
-        shown, notes = await self._read_documents(view.request, max_tokens)
+        # A last turn that the model is to continue is not matched.
+        in_turns = match.has_media or len(match.steps) < len(request.turns)
+        shown, notes = await self._read_documents(view.request, max_tokens, in_turns=in_turns)
         view = replace(view, request=shown, notes=(*view.notes, *notes))
         job = _RenderJob(view, match, scope, *self._resolve_renderer(shown))
         edits = self._edits_in_force(job, last) if edit else job.no_edits

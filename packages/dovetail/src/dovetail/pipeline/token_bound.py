@@ -93,24 +93,9 @@ def min_prompt_tokens(request: Request, tokenizer: Tokenizer) -> int:
 
 
 def count_text_chars(request: Request) -> int:
-    """Count the characters of the texts that a prompt shows.
-
-    This runs for every block of every request, so it makes only one call per text.
-    """
-    count = sum(map(len, _texts(request.system)))
-    count += sum([len(tool.description) for tool in request.tools])
-    for turn in request.turns:
-        if turn.role == "assistant":
-            continue
-        for block in turn.blocks:
-            if type(block) is TextBlock:
-                count += len(block.text)
-            elif type(block) is ToolResultBlock and len(block.blocks) == 1:
-                inner = block.blocks[0]
-                count += len(inner.text) if type(inner) is TextBlock else sum_texts((inner,))
-            else:
-                count += sum_texts((block,))
-    return count
+    """Count the characters of the texts that a prompt shows."""
+    count = sum_texts(request.system) + sum(len(tool.description) for tool in request.tools)
+    return count + sum(sum_texts(turn.blocks) for turn in request.turns if turn.role != "assistant")
 
 
 def sum_texts(blocks: Iterable[Block]) -> int:

@@ -75,6 +75,16 @@ class PromptNormalizer:
         request_system = drop_blank_text(self._cleaner.clean_system(request.system))
         return replace_turns(request, (*request_system, *system), turns)
 
+    def max_chars(self, request: Request) -> int:
+        """Return a number of characters that the texts of a request do not exceed.
+
+        Only turns that are not cached are counted.
+        """
+        _, known = self._find_longest(request.turns)
+        chars = known.chars + _count_chars(request.system)
+        chars += sum([len(tool.description) for tool in request.tools])
+        return chars + sum(map(_turn_chars, request.turns[len(known.original_turns) :]))
+
     def _extend(
         self, original: tuple[Turn, ...], key: _HistoryKey | None, known: _NormalizedHistory
     ) -> tuple[tuple[Block, ...], tuple[Turn, ...]]:
