@@ -79,6 +79,7 @@ from dovetail_model.request import (
     Thinking,
     Turn,
 )
+from dovetail_model.server_tool import ServerTool, ServerToolKind
 from dovetail_model.tool import ToolChoice, ToolSpec
 from dovetail_model.usage import Usage
 
@@ -133,6 +134,8 @@ __all__ = [
     "ResponseNotFound",
     "Role",
     "Sampling",
+    "ServerTool",
+    "ServerToolKind",
     "SpanEnd",
     "TextBlock",
     "TextDelta",

@@ -7,6 +7,7 @@ import msgspec
 
 from dovetail_model.block import Block
 from dovetail_model.context import ContextManagement, ReasoningRetention
+from dovetail_model.server_tool import ServerTool
 from dovetail_model.tool import ToolChoice, ToolSpec
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -112,6 +113,8 @@ class Hints(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """A request for one generation.
 
+    `tools` are the tools that the client runs, and those that the server offers for server tools.
+    `unavailable_tools` are the names of declared tools that the server cannot run.
     `ignored` lists the paths of fields that have no effect. They are reported to the client.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
     Code between decode and encode must not read it.
@@ -131,3 +134,5 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool = False
     ignored: tuple[str, ...] = ()
     echo: object = None
+    server_tools: tuple[ServerTool, ...] = ()
+    unavailable_tools: tuple[str, ...] = ()

@@ -162,7 +162,9 @@ class GenerationEndpoint:
     async def _generate(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack
     ) -> None:
-        decoded = self._resolve_sampling(codec, await self._decode(exchange, tracker, codec))
+        decoded = await self._decode(exchange, tracker, codec)
+        decoded = replace(decoded, request=self._service.resolve_tools(decoded.request))
+        decoded = self._resolve_sampling(codec, decoded)
         if exchange.warm_only:
             await self._warm(exchange, tracker, decoded)
         elif decoded.saver is not None and decoded.saver.background:

@@ -58,6 +58,7 @@ class TokensEndpoints:
             request, self._options.request_limits, MESSAGES.history_field, body_bytes=len(body)
         )
         entry = self._service.find(request.model)
+        request = self._service.resolve_tools(request)
         count = await count_tokens(entry, _with_tenant(request, exchange.tenant))
         await exchange.respond(200, encode_count(count.tokens, count.original))
 

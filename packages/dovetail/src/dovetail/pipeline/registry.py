@@ -26,6 +26,7 @@ from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
+from dovetail.server_tools.resolution import ServerToolResolver
 from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Request, Sampling, Unsupported
 from dovetail_protocols import DecodeCache
@@ -219,6 +220,7 @@ class ModelRegistry:
     `response_store`: the stored responses.
     `conversations`: the stored conversations.
     `store_faults`: the failures of the stores.
+    `server_tools`: resolves the server tools of requests.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class ModelRegistry:
             one for one in (ledger_faults, self.response_store.faults) if one is not None
         ]
         self.memory = DecodeCache()
+        self.server_tools = ServerToolResolver()
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in entries for name in one.names}
         names = [name for one in entries for name in one.names]
@@ -273,6 +276,13 @@ class ModelRegistry:
         for alias, name in self._aliases.items():
             if alias not in self._by_name and not _WILDCARD.search(alias):
                 yield alias, self._by_name[name]
+
+    def resolve_tools(self, request: Request) -> Request:
+        """Return a request with the functions of the server tools that can be run for its model."""
+        if not request.server_tools:
+            return request
+        upstream = isinstance(self.find(request.model), UpstreamModel)
+        return self.server_tools.resolve(request, upstream=upstream)
 
     async def start(self) -> None:
         """Connect the stores and start all engines. Stores that are unavailable are logged."""

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 import msgspec
 
 from dovetail.ledger.history_match import HistoryMatch
-from dovetail.prompt.conversation_state import StateRecord, append_additions
+from dovetail.prompt.conversation_state import (
+    ConversationState,
+    PromptAddition,
+    StateRecord,
+    append_additions,
+    can_append,
+)
 from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail_model import InvalidRequest, Request, ToolChoice, ToolSpec
+
+_UNAVAILABLE_TEXT = "These tools are not available on this server:"
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,28 @@ def build_view(
         match.chars if known else 0,
         changed=match.tools_changed,
     )
-    turns, additions = plan.turns, plan.state.additions
+    state = _add_notice(plan.state, request)
+    turns, additions = plan.turns, state.additions
     if additions:
         turns = append_additions(turns, match.entry_positions(), additions)
     shown = request
     if turns is not request.turns or plan.head is not request.tools:
         shown = msgspec.structs.replace(request, turns=turns, tools=plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
-    return ConversationView(shown, callable_tools, recorded.with_state(plan.state), plan.notes)
+    notes = plan.notes + tuple(f"tool_unavailable:{name}" for name in request.unavailable_tools)
+    return ConversationView(shown, callable_tools, recorded.with_state(state), notes)
+
+
+def _add_notice(state: ConversationState, request: Request) -> ConversationState:
+    """Add a notice that declared tools are not available, once for the same tools."""
+    names = request.unavailable_tools
+    if not names or not request.turns or not can_append(request.turns[-1]):
+        return state
+    notice = PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {', '.join(names)}")
+    known = [one.text for one in state.additions if one.kind == "notice"]
+    if known[-1:] == [notice.text]:
+        return state
+    return msgspec.structs.replace(state, additions=(*state.additions, notice))
 
 
 def _restrict(tools: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:

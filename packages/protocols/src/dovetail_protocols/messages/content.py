@@ -27,6 +27,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.block_text import block_to_text, content_to_text
+from dovetail_protocols.messages.builtin_tools import decode_client_tool
 from dovetail_protocols.messages.context import CompactedText
 from dovetail_protocols.request_body import convert
 
@@ -181,7 +182,7 @@ def decode_tool(value: object, path: str) -> ToolSpec | None:
     """Decode the definition of a tool, or return None for a server tool."""
     tool = convert(value, wire.Tool, path)
     if tool.input_schema is None and tool.type not in (None, "custom"):
-        return None
+        return decode_client_tool(tool)
     if not tool.name:
         raise InvalidRequest(f"{path}.name: Field required", param=f"{path}.name")
     return ToolSpec(

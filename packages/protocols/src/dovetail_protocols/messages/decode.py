@@ -16,6 +16,7 @@ from dovetail_model import (
     OutputFormat,
     Request,
     Sampling,
+    ServerTool,
     Thinking,
     ToolChoice,
     ToolSpec,
@@ -29,6 +30,7 @@ from dovetail_protocols.hints import NvextOptions, read_nvext
 from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.messages import wire
+from dovetail_protocols.messages.builtin_tools import decode_server_tool
 from dovetail_protocols.messages.content import decode_content, decode_tool
 from dovetail_protocols.messages.context import apply_compaction, check_summarizable, decode_context
 from dovetail_protocols.messages.fields import MESSAGES_FIELDS
@@ -44,14 +46,10 @@ _CHOICES: dict[str, Literal["auto", "none", "required", "named"]] = {
 
 
 class MessagesTools(msgspec.Struct, frozen=True):
-    """The tools that the client runs, and the paths and names of server tools.
-
-    `unused` are the paths of fields without effect.
-    """
+    """The tools that the client runs, the server tools, and the paths of fields without effect."""
 
     specs: tuple[ToolSpec, ...] = ()
-    skipped: tuple[str, ...] = ()
-    skipped_names: frozenset[str | None] = frozenset()
+    server: tuple[ServerTool, ...] = ()
     unused: tuple[str, ...] = ()
 
 
@@ -106,8 +104,14 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
         hints=nvext.hints,
         context=context,
         stream=bool(body.stream),
-        ignored=(*unused, *toolbox.skipped, *toolbox.unused, *unknown_edits),
+        ignored=(
+            *unused,
+            *(tool.field for tool in toolbox.server),
+            *toolbox.unused,
+            *unknown_edits,
+        ),
         echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
+        server_tools=_require_server_tool(body.tool_choice, toolbox),
     )
 
 
@@ -147,35 +151,34 @@ def _integer(value: float | None) -> int | None:
 
 def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> MessagesTools:
     specs: list[ToolSpec] = []
-    skipped: dict[str, str | None] = {}
+    server: list[ServerTool] = []
     unused: dict[str, None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
         value = sent.value(raw, path)
         spec = decode_tool(value, path)
         if spec is None:
-            skipped[path] = convert(value, wire.Tool, path).name
+            server.append(decode_server_tool(value, path, len(specs)))
             continue
         if spec.strict:
             check_schema(spec.parameters, f"{path}.input_schema")
         unused |= dict.fromkeys(MESSAGES_FIELDS.check_item("tools", value))
         specs.append(spec)
-    names = frozenset(skipped.values())
-    return MessagesTools(tuple(specs), tuple(skipped), names, tuple(unused))
+    return MessagesTools(tuple(specs), tuple(server), tuple(unused))
 
 
 def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> ToolChoice:
-    """Decode the tool choice. A skipped tool cannot be required.
+    """Decode the tool choice. Only client tools are required here.
 
-    Claude Code's side request for a web search requires a server tool, which is skipped.
+    Claude Code's side request for a web search requires a server tool.
     """
     if choice is None:
         return ToolChoice()
     tools = toolbox.specs
     mode, parallel = _CHOICES[choice.type], not choice.disable_parallel_tool_use
     known = any(tool.name == choice.name for tool in tools)
-    skipped = not known and choice.name in toolbox.skipped_names
-    if (mode == "required" and not tools) or (mode == "named" and (skipped or not tools)):
+    server = not known and any(tool.name == choice.name for tool in toolbox.server)
+    if (mode == "required" and not tools) or (mode == "named" and (server or not tools)):
         mode = "auto"
     if mode != "named":
         return ToolChoice(mode, parallel=parallel)
@@ -184,6 +187,21 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
         raise InvalidRequest(message, param="tool_choice.name")
     # A named tool is called once, unless the client requests parallel calls.
     return ToolChoice(mode, choice.name, choice.disable_parallel_tool_use is False)
+
+
+def _require_server_tool(
+    choice: wire.ToolChoice | None, toolbox: MessagesTools
+) -> tuple[ServerTool, ...]:
+    """Return the server tools; the one that the tool choice names, or the only tool, is required"""
+    if choice is None or choice.type not in ("tool", "any"):
+        return toolbox.server
+    only = not toolbox.specs and len(toolbox.server) == 1
+    return tuple(
+        msgspec.structs.replace(tool, required=True)
+        if tool.name == choice.name or (choice.type == "any" and only)
+        else tool
+        for tool in toolbox.server
+    )
 
 
 def _thinking(body: wire.Request, nvext: NvextOptions, keep: Literal["all"] | None) -> Thinking:

@@ -139,8 +139,9 @@ _TOOLS = (
         "tools",
         "tool",
         [_TOOL],
-        "A tool without `input_schema` and with a type of its own (web search, bash, text editor, "
-        "MCP toolsets) is skipped and reported.",
+        "A tool without `input_schema` and with a type of its own is a "
+        "[server tool](../server-tools.md), or one that the client runs (bash, text editor, "
+        "memory): it has a schema of the server.",
     ),
     Field("tools[].name", "tool", "find", "Required."),
     Field("tools[].type", "tool", "custom", "`custom`, or the type of a server tool."),

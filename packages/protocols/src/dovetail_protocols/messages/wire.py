@@ -80,6 +80,18 @@ class Tool(msgspec.Struct, frozen=True):
     defer_loading: bool | None = None
 
 
+class ServerToolIn(msgspec.Struct, frozen=True):
+    """A server tool. `other` types have fields that are not read."""
+
+    type: str = ""
+    name: str | None = None
+    max_uses: Count | None = None
+    allowed_domains: list[str] | None = None
+    blocked_domains: list[str] | None = None
+    user_location: dict[str, Any] | None = None
+    max_content_tokens: Count | None = None
+
+
 class ChangedTool(msgspec.Struct, frozen=True):
     """The tool of an addition or removal: by name, or by definition."""
 

@@ -92,6 +92,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
             compacts=compacts,
             tool_search=any(tools.is_client_tool_search(tool) for _, tool in declared.tools),
         ),
+        server_tools=tools.require_server_tool(body.tool_choice, offer),
     )
 
 

@@ -159,7 +159,8 @@ _TOOLS = (
         "tools",
         "tool",
         [_TOOL],
-        "`function`, `custom` and `namespace` (below); others are skipped and reported.",
+        "`function`, `custom` and `namespace` (below); others are "
+        "[server tools](../server-tools.md).",
     ),
     Field("tools[].type", "tool", "function", "See below."),
     Field("tools[].name", "tool", "find", "Required."),

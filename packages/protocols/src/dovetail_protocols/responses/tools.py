@@ -1,8 +1,8 @@
 """Decode tools and the tool choice.
 
 Namespaces are flattened for the model: it sees `namespace__name`, and its calls are mapped back to
-`namespace` and `name`. Hosted tools, which only the API's own servers can run, are skipped and
-reported, never rejected.
+`namespace` and `name`. Hosted tools, which the API's own servers run, are listed separately: the
+server decides which of them it can run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeGuard, get_args
 
 import msgspec
 
-from dovetail_model import InvalidRequest, ToolChoice, ToolReferenceBlock, ToolSpec
+from dovetail_model import InvalidRequest, ServerTool, ToolChoice, ToolReferenceBlock, ToolSpec
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import convert
 from dovetail_protocols.responses import wire
 from dovetail_protocols.responses.fields import RESPONSES_FIELDS
+from dovetail_protocols.web_tools import decode_web_search, is_web_search
 
 Mode = Literal["auto", "none", "required"]
 ToolKey = tuple[str | None, str]
@@ -32,10 +33,11 @@ class DeclaredTools(msgspec.Struct, frozen=True):
 
 
 class ResponsesTools(msgspec.Struct, frozen=True):
-    """Tools that the model may call, and the paths of unsupported ones and of unused fields."""
+    """Tools that the client runs, hosted tools, and the paths of these and of unused fields."""
 
     specs: tuple[ToolSpec, ...]
     ignored: tuple[str, ...]
+    server: tuple[ServerTool, ...] = ()
 
 
 class ToolCollector:
@@ -45,11 +47,12 @@ class ToolCollector:
     the newer definition.
     """
 
-    __slots__ = ("_specs", "ignored")
+    __slots__ = ("_specs", "ignored", "server")
 
     def __init__(self) -> None:
         self._specs: dict[ToolKey, ToolSpec] = {}
         self.ignored: dict[str, None] = {}
+        self.server: list[ServerTool] = []
 
     def add(self, given: object, path: str, namespace: wire.ToolIn | None = None) -> None:
         """Add one declaration: a tool, or a namespace of tools."""
@@ -58,6 +61,7 @@ class ToolCollector:
             given = {**given, "type": "function", "name": TOOL_SEARCH}
         if isinstance(given, dict) and given.get("type", "function") not in _SERVED:
             self.ignored[path] = None
+            self._add_server_tool(given, path)
             return
         tool = convert(given, wire.ToolIn, path)
         self.ignored |= dict.fromkeys(RESPONSES_FIELDS.check_item("tools", given))
@@ -69,6 +73,13 @@ class ToolCollector:
             if known is not None and not known.deferred:
                 spec = msgspec.structs.replace(spec, deferred=False)
             self._specs[spec.key] = spec
+
+    def _add_server_tool(self, given: dict[str, Any], path: str) -> None:
+        kind = given.get("type")
+        if is_web_search(kind):
+            self.server += decode_web_search(given, path, str(kind), len(self._specs))
+        elif isinstance(kind, str):
+            self.server.append(ServerTool("other", kind, kind, path, len(self._specs)))
 
     def _add_namespace(self, tool: wire.ToolIn, path: str) -> None:
         """Add the tools of a namespace. Its description goes to the first one: no other place."""
@@ -107,6 +118,20 @@ def apply_tool_choice(
         raise InvalidRequest("tool_choice: there is no such tool in `tools`", param="tool_choice")
     # A named tool is called once, unless the client requests parallel calls.
     return ToolChoice("named", wanted[0].model_name, parallel is True), specs, ()
+
+
+def require_server_tool(
+    given: str | wire.Json | None, tools: ResponsesTools
+) -> tuple[ServerTool, ...]:
+    """Return the hosted tools; the one that the tool choice names, or the only one, is required."""
+    server, kind = tools.server, given.get("type") if isinstance(given, dict) else given
+    if is_web_search(kind) or (kind == "required" and not tools.specs):
+        required = next((tool for tool in server if tool.kind == "web_search"), None)
+        return tuple(
+            msgspec.structs.replace(tool, required=True) if tool is required else tool
+            for tool in server
+        )
+    return server
 
 
 def _by_mode(
@@ -241,4 +266,4 @@ def collect_tools(given: Iterable[tuple[str, Any]]) -> ResponsesTools:
     collector = ToolCollector()
     for path, tool in given:
         collector.add(tool, path)
-    return ResponsesTools(collector.specs(), tuple(collector.ignored))
+    return ResponsesTools(collector.specs(), tuple(collector.ignored), tuple(collector.server))

@@ -133,6 +133,7 @@ class ResponsesEndpoints:
         )
         identity = msgspec.structs.replace(request.identity, tenant=exchange.tenant)
         request = msgspec.structs.replace(request, identity=identity)
+        request = self._service.resolve_tools(request)
         count = await count_tokens(self._service.find(request.model), request)
         await exchange.respond(200, encode_input_tokens(count.tokens))
 

@@ -1,0 +1,1 @@
+"""Server tools: run web searches and fetch pages within a response."""

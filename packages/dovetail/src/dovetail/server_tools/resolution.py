@@ -1,0 +1,113 @@
+"""Which server tools of a request the server can run.
+
+Those become functions for the model. A tool that the server cannot run is never dropped silently: a
+request that has no other tool fails, and otherwise the model is informed at the end of the prompt.
+"""
+
+import msgspec
+
+from dovetail.storage.lru import LruCache
+from dovetail_model import Request, ServerTool, ServerToolKind, ToolChoice, ToolSpec, Unsupported
+
+_MAX_CACHED_LISTS = 256
+# Parts of the head of prompts: a change invalidates the prefixes of running conversations.
+SEARCH_DESCRIPTION = (
+    "Search the web and return numbered results, each with its title, URL and text. Use it for "
+    "facts that are recent or that you are not sure of. Cite each result that a statement is based "
+    "on by its number in square brackets directly after the statement, for example [1]."
+)
+FETCH_DESCRIPTION = (
+    "Fetch a web page or a PDF file and return its text. Use only URLs from the conversation or "
+    "from search results."
+)
+_REMEDIES: dict[ServerToolKind, str] = {
+    "web_search": "no search provider is configured (--web-search)",
+    "web_fetch": "fetching pages is not enabled (--web-fetch)",
+    "other": "this server does not run tools of this type",
+}
+
+Tools = tuple[ToolSpec, ...]
+_CacheKey = tuple[int, tuple[tuple[str, str, int], ...]]
+
+
+class ServerToolResolver:
+    """Resolves the server tools of requests. `kinds` are those that the server can run."""
+
+    def __init__(self, kinds: frozenset[ServerToolKind] = frozenset()) -> None:
+        self._kinds = kinds
+        # The same declarations give the same tuple: later caches look up tools by identity.
+        self._lists: LruCache[_CacheKey, tuple[Tools, Tools]] = LruCache(_MAX_CACHED_LISTS)
+
+    def resolve(self, request: Request, *, upstream: bool = False) -> Request:
+        """Return the request with the functions of its server tools.
+
+        Raises `Unsupported` if its only tools are server tools that cannot be run. `upstream`: the
+        engine is a server of the same API, which may have tools that are not available here.
+        """
+        declared = request.server_tools
+        if not declared:
+            return request
+        usable = tuple(tool for tool in declared if tool.kind in self._kinds)
+        missing = [tool for tool in declared if not (tool in usable or tool.implied)]
+        if missing and not upstream:
+            self._check_usable(request, usable, missing[0])
+        fields = {tool.field for tool in usable}
+        required = next((tool for tool in usable if tool.required), None)
+        if required is not None:
+            fields.add("tool_choice")
+        return msgspec.structs.replace(
+            request,
+            tools=self._add_functions(request.tools, usable) if usable else request.tools,
+            tool_choice=_require(request.tool_choice, required),
+            server_tools=usable,
+            unavailable_tools=() if upstream else tuple(tool.name for tool in missing),
+            ignored=tuple(path for path in request.ignored if path not in fields),
+        )
+
+    def _check_usable(
+        self, request: Request, usable: tuple[ServerTool, ...], missing: ServerTool
+    ) -> None:
+        if request.tools or usable:
+            return
+        message = (
+            f"{missing.field}: the tool '{missing.type}' is not available: "
+            f"{_REMEDIES[missing.kind]}"
+        )
+        raise Unsupported(message, param=missing.field)
+
+    def _add_functions(self, tools: Tools, usable: tuple[ServerTool, ...]) -> Tools:
+        key = (id(tools), tuple((tool.kind, tool.name, tool.position) for tool in usable))
+        known = self._lists.get(key)
+        if known is not None and known[0] is tools:
+            return known[1]
+        combined = list(tools)
+        for count, tool in enumerate(usable):
+            combined.insert(tool.position + count, define_tool(tool))
+        found = tuple(combined)
+        self._lists.put(key, (tools, found))
+        return found
+
+
+def _require(choice: ToolChoice, required: ServerTool | None) -> ToolChoice:
+    if required is None:
+        return choice
+    return ToolChoice("named", required.name, choice.parallel, choice.allowed)
+
+
+def define_tool(tool: ServerTool) -> ToolSpec:
+    """Return the function that the model calls for a server tool."""
+    if tool.kind == "web_search":
+        return _define(tool.name, SEARCH_DESCRIPTION, "query", "The search query.")
+    return _define(tool.name, FETCH_DESCRIPTION, "url", "The complete URL, with http or https.")
+
+
+def _define(name: str, description: str, argument: str, meaning: str) -> ToolSpec:
+    return ToolSpec(
+        name=name,
+        description=description,
+        parameters={
+            "type": "object",
+            "properties": {argument: {"type": "string", "description": meaning}},
+            "required": [argument],
+        },
+    )
