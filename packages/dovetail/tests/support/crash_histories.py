@@ -135,7 +135,7 @@ class History:
         if self._dice.random() < self._profile.lost_folder and process.knows_server:
             self._storage.lose_folder(place)
             self._lost_places.add(place)
-        if self._processes and self._dice.random() < 0.1:
+        if self._processes and self._dice.random() < self._profile.abandoned:
             return  # it is not started again
         asyncio.get_running_loop().call_later(self._dice.random() * 3, self._start, place)
 
@@ -153,10 +153,10 @@ class History:
                 asyncio.get_running_loop().call_later(seconds, setattr, link, "mode", "ok")
 
     def _disturb_server(self, seconds: float) -> None:
-        server, kind = self._storage.server, self._dice.random()
-        if kind < 0.8:
+        server, kind, loss = self._storage.server, self._dice.random(), self._profile.data_loss
+        if kind < 1 - loss:
             server.frozen_until = loop_time() + seconds
-        elif kind < 0.9:
+        elif kind < 1 - loss / 2:
             if not self._lost_places:  # if both lose their data, nothing shows the gap
                 server.restart()
         else:
@@ -322,7 +322,9 @@ class History:
             result.earlier_right += earlier == number
             result.earlier_wrong += earlier not in (None, number)
             if earlier == number and spliced is None and match is not None:
-                result.add_missed(find_cause(match.found, self._fates))
+                result.add_missed(
+                    find_cause(match.found, self._fates, has_gap=self._storage.has_gap)
+                )
 
     def _count_wrong(self, conversation: Conversation, number: int, spliced: int) -> None:
         session = conversation.session

@@ -10,9 +10,11 @@ WEEK_SECONDS = 7 * 86_400.0
 class Profile:
     """How often something happens: probabilities per turn, unless stated otherwise.
 
+    `abandoned`: how often a crashed server is never started again, if there is another.
     `alike`: how often a text is one of the few that all conversations use; others are unique.
     `fault_interval`: the mean time between two failures of a store, in seconds.
     `fault_seconds`: the maximum duration of a failure.
+    `data_loss`: the share of restarts and evictions in the failures of a Redis server.
     `intensity`: factors of the failures, of which each history has one.
     `away`: how often a client returns only after a large part of the maximum age of entries.
     `max_age`: the maximum age of entries, in seconds.
@@ -25,6 +27,7 @@ class Profile:
     conversation_turns: int = 3
     alike: float = 1.0
     crash: float = 0.33
+    abandoned: float = 0.1
     disconnect: float = 0.25
     unrecorded: float = 0.05
     regenerate: float = 0.05
@@ -33,6 +36,7 @@ class Profile:
     away: float = 0.02
     fault_interval: float = 2.0
     fault_seconds: float = 6.0
+    data_loss: float = 0.2
     lost_folder: float = 0.05
     store_bytes: tuple[int, ...] = (1 << 30,)
     cache_bytes: tuple[int, ...] = (1 << 20,)
@@ -59,13 +63,15 @@ STRESS = Profile(
     store_bytes=(5_000, 1 << 30), cache_bytes=(1, 1 << 20), intensity=(0.05, 0.15, 0.4, 1.0)
 )
 # One crash per 1000 turns, one failure of the store per about 5000 turns. A tenth of all messages
-# are alike, such as "hi" or "continue".
+# are alike, such as "hi" or "continue". Crashed servers are started again, and Redis keeps its
+# data: otherwise the result shows only how early in a history a gap was that lasts until its end.
 REALISTIC = Profile(
     turns=5000,
     clients=4,
     conversation_turns=12,
     alike=0.1,
     crash=0.001,
+    abandoned=0.0,
     disconnect=0.02,
     unrecorded=0.0,
     regenerate=0.01,
@@ -74,6 +80,7 @@ REALISTIC = Profile(
     away=0.0,
     fault_interval=3000.0,
     fault_seconds=10.0,
+    data_loss=0.0,
     lost_folder=0.0,
     max_age=WEEK_SECONDS,
 )
@@ -84,4 +91,5 @@ PROFILES = {
     "rendered": replace(STRESS, renders=True),
     "realistic": REALISTIC,
     "realistic-alike": replace(REALISTIC, alike=1.0),
+    "realistic-losses": replace(REALISTIC, abandoned=0.1, data_loss=0.2),
 }

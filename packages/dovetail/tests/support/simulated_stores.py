@@ -26,6 +26,7 @@ from dovetail.storage.sqlite import Connection, SqliteThread, _Job
 
 StoreKind = Literal["sqlite", "redis"]
 LedgerStore = SqliteLedgerStore | RedisLedgerStore
+GAP_KEY = "dovetail:gap"
 _ABANDONED_SECONDS = 8.0
 _T = TypeVar("_T")
 
@@ -135,6 +136,11 @@ class Storage:
             clock=loop_time,
             folder=self.folder / place,
         )
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether lookups are not exhaustive for the rest of the time, not only for a while."""
+        return self.kind == "sqlite" or self.server.execute(("get", (GAP_KEY,), {})) is not None
 
     def lose_folder(self, place: str) -> None:
         """Lose the data folder of a process that uses Redis, as with the end of a container."""

@@ -27,6 +27,7 @@ Cause = Literal[
     "open turn",
     "evicted turn",
     "gap",
+    "expired lease",
 ]
 
 
@@ -61,15 +62,17 @@ def observed_lookups(rule: Rule = "current") -> Iterator[None]:
         yield
 
 
-def find_cause(found: ChainCandidates, fates: dict[str, Fate]) -> Cause:
-    """Return why a match was refused."""
+def find_cause(found: ChainCandidates, fates: dict[str, Fate], *, has_gap: bool) -> Cause:
+    """Return why a match was refused. `has_gap`: there is a gap, not only an expired lease."""
     if not found.responded:
         return "no response"
     marked = {fates[mark.id] for mark in found.marks if mark.id}
     for fate in ("crashed", "interrupted", "unrecorded", "open"):
         if fate in marked:
             return f"{fate} turn"  # type: ignore[return-value]
-    return "evicted turn" if found.marks else "gap"
+    if found.marks:
+        return "evicted turn"
+    return "gap" if has_gap else "expired lease"
 
 
 @dataclass
