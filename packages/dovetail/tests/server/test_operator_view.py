@@ -112,6 +112,28 @@ def test_key_guesses_at_probes_are_counted_and_bounded(path: str) -> None:
     run(scene)
 
 
+@pytest.mark.parametrize("path", ["/ready", "/health"])
+def test_engines_are_shown_only_with_a_key(path: str) -> None:
+    team = ApiKey("team", sha256(b"key").digest())
+    options = HttpOptions(keys=ApiKeys(["admin"], [team]))
+
+    async def scene() -> None:
+        async with serving(options) as stage:
+            assert (await stage.request("GET", path)).json == {"status": "ready"}
+            guess = await stage.request("GET", path, x_api_key="guess")
+            assert guess.json == {"status": "ready"}
+            shown = (await stage.request("GET", path, x_api_key="key")).json
+            assert set(shown) == {"status", "engines"}
+            assert set(shown["engines"][0]) == {"engine", "ready"}
+            shown = (await stage.request("GET", path, x_api_key="admin")).json
+            assert set(shown) == {"status", "engines", "stores"}
+            assert set(shown["engines"][0]) == {"engine", "ready", "detail", "facts"}
+        async with serving() as stage:
+            assert "stores" in (await stage.request("GET", path)).json
+
+    run(scene)
+
+
 def test_key_without_access_to_metrics_is_logged() -> None:
     key = ApiKey("team", sha256(b"key").digest())
     options = HttpOptions(keys=ApiKeys(hashed=[key]), metrics_need_key=True)

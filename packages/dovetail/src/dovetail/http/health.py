@@ -1,13 +1,14 @@
 """Liveness and readiness endpoints."""
 
 import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
-from dovetail.access.auth import ApiKeys
-from dovetail.engines.engine import check_health
+from dovetail.access.auth import ApiKeys, Caller
+from dovetail.engines.engine import EngineHealth, check_health
 from dovetail.http.drain import DrainController
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.tracker import RequestTracker
@@ -21,7 +22,8 @@ _HEALTH_TIMEOUT_SECONDS = 8.0  # for an engine with all its replicas; each repli
 class HealthEndpoints:
     """Endpoints for load balancers and operators. None of them requires a key.
 
-    Only admin keys see the details of engines, which include names and addresses.
+    Without a valid key, they show only the status, unless the server requires no key. Only admin
+    keys see the details of engines, which include names and addresses.
     """
 
     def __init__(self, service: ModelRegistry, keys: ApiKeys, draining: DrainController) -> None:
@@ -50,28 +52,35 @@ class HealthEndpoints:
             )
         )
         ready = all(state.ready for state in states)
-        trusted = self._is_admin(exchange, tracker)
+        body: dict[str, Any] = {"status": "ready" if ready else "not ready"}
+        caller = self._authenticate(exchange, tracker)
+        if caller is not None:
+            body |= self._describe(states, is_admin=caller.admin)
+        await exchange.respond(200 if ready else 503, msgspec.json.encode(body))
+
+    def _describe(self, states: Sequence[EngineHealth], *, is_admin: bool) -> dict[str, Any]:
+        """Describe the engines, and for an admin also the stores."""
         engines: list[dict[str, Any]] = [
             {
                 "engine": entry.engine.name,
                 "ready": state.ready,
-                **({"detail": state.detail, "facts": state.facts or {}} if trusted else {}),
+                **({"detail": state.detail, "facts": state.facts or {}} if is_admin else {}),
             }
             for entry, state in zip(self._service.entries, states, strict=True)
         ]
-        body: dict[str, Any] = {"status": "ready" if ready else "not ready", "engines": engines}
-        if trusted:
-            body["stores"] = [
-                {"store": store.name, "available": not store.unavailable, "gap_at": store.gap_at}
-                for store in self._service.store_faults
-            ]
-        await exchange.respond(200 if ready else 503, msgspec.json.encode(body))
+        if not is_admin:
+            return {"engines": engines}
+        stores = [
+            {"store": store.name, "available": not store.unavailable, "gap_at": store.gap_at}
+            for store in self._service.store_faults
+        ]
+        return {"engines": engines, "stores": stores}
 
-    def _is_admin(self, exchange: ApiExchange, tracker: RequestTracker) -> bool:
-        """Return whether the key is an admin key. An invalid key is logged as a possible guess."""
+    def _authenticate(self, exchange: ApiExchange, tracker: RequestTracker) -> Caller | None:
+        """Return the caller, or None without a valid key. An invalid key is logged: a guess."""
         try:
-            return self._keys.authenticate(exchange.headers).admin
+            return self._keys.authenticate(exchange.headers)
         except Unauthenticated as error:
             if error.reason != "no_key":
                 tracker.on_error(error, 401)
-            return False
+            return None
