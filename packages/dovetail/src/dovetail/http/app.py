@@ -18,6 +18,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation_endpoints import ConversationEndpoints
 from dovetail.http.responses.endpoints import ResponsesEndpoints
+from dovetail.http.responses.large_bodies import LargeBodySender
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route, RouteTable, build_document, select_error_codec
 from dovetail.http.tokens import TokensEndpoints
@@ -249,6 +250,7 @@ class App:
             ModelsEndpoints(self.service, self._catalog),
             TokensEndpoints(self.service, self.options),
         )
+        sender = LargeBodySender(self.options.max_body_bytes)
         post, get = "POST", "GET"
         table = [
             self._generation_route("/v1/responses", RESPONSES, "OpenAI Responses"),
@@ -256,10 +258,10 @@ class App:
                 "/v1/responses/compact", COMPACT, "Compact a conversation into a summary"
             ),
             *ResponsesEndpoints(
-                self.service, self.options, self.background, self.forget_response
+                self.service, self.options, self.background, self.forget_response, sender
             ).routes(),
             *ConversationEndpoints(
-                self.service.conversations, self.service.response_store, self.options
+                self.service.conversations, self.service.response_store, self.options, sender
             ).routes(),
             self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
             self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),

@@ -28,7 +28,7 @@ _ZSTD_MAX_WINDOW_BYTES = 8 << 20  # what RFC 9659 allows for content encodings
 _MAX_CODINGS = 4
 _MAX_RATIO = 1000  # of the decompressed to the compressed size; repetitive JSON reaches 200
 _MIN_RATIO_BYTES = 1 << 20  # decompressed bytes that are allowed at any ratio
-_INLINE_BYTES = 1 << 18  # decompressed on the event loop
+_INLINE_BYTES = 1 << 18  # decompressed, or read from a store and decoded, on the event loop
 _STEP_BYTES = 1 << 22  # decompressed in a thread before the next body gets its turn
 _MIN_CHECKED_BYTES = 1 << 14  # smaller bodies cannot contain many values
 _MAX_INLINE_DECODE_BYTES = 1 << 20
@@ -73,6 +73,11 @@ async def run_decoder(body: bytes, decode: Callable[[], T]) -> T:
     ):
         return decode()
     return await run_in_body_thread(len(body), decode)
+
+
+async def run_sized(size: int, work: Callable[[], T]) -> T:
+    """Do work on JSON of this size in bytes, in a thread if that takes long."""
+    return work() if size < _INLINE_BYTES else await run_in_body_thread(size, work)
 
 
 def decode_content(body: bytes, coding: str, limit: int) -> bytes:

@@ -27,6 +27,7 @@ _ID_BYTES = 24
 _MAX_ATTEMPTS = 32  # to replace a pointer that other requests replace, too
 _NAMESPACE = "\x1fconversations"  # no tenant's name contains the character
 
+_Edit = Callable[[list[bytes]], Awaitable[Sequence[bytes]]]
 _Change = Callable[[StoredResponse], Awaitable[StoredResponse]]
 
 
@@ -116,14 +117,12 @@ class ConversationStore:
         """
         return await self._read_batches(await self._get(tenant, id), limit)
 
-    async def replace_items(
-        self, tenant: str, id: str, limit: int, edit: Callable[[list[bytes]], Sequence[bytes]]
-    ) -> Conversation:
+    async def replace_items(self, tenant: str, id: str, limit: int, edit: _Edit) -> Conversation:
         """Replace the items of a conversation by those that `edit` returns for the current ones."""
         replaced: list[StoredResponse] = []
 
         async def change(record: StoredResponse) -> StoredResponse:
-            items = edit(await self._read_batches(record, limit))
+            items = await edit(await self._read_batches(record, limit))
             batch = await self._add_batch(tenant, id, items, None) if items else None
             replaced[:] = [record]
             size = CHAIN_LINK_BYTES + (_batch_bytes(items) if items else 0)

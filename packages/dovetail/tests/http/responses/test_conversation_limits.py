@@ -1,6 +1,8 @@
 """Limits and references of the items that clients add to conversations."""
 
+import asyncio
 import json
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -121,5 +123,40 @@ def test_references_are_resolved() -> None:
                 assert missing.value.param == "items"
             with pytest.raises(openai.NotFoundError):
                 await other.conversations.items.create(theirs.id, items=[reference])
+
+    run(scene)
+
+
+async def longest_step(stop: asyncio.Event) -> float:
+    """Measure the longest CPU time of the event loop's thread without a pause."""
+    longest, last = 0.0, time.thread_time()
+    while not stop.is_set():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+def test_large_conversations_do_not_occupy_the_event_loop() -> None:
+    """Their items are decoded, encoded and inserted in threads."""
+    text = "word " * 120_000
+
+    async def scene() -> None:
+        async with serving() as stage:
+            made = await stage.openai().conversations.create()
+            for _ in range(5):
+                body = json.dumps({"items": [user(text)] * 16}).encode()
+                path = f"/v1/conversations/{made.id}/items"
+                assert (await stage.request("POST", path, body)).status == 200
+            stop = asyncio.Event()
+            step = asyncio.create_task(longest_step(stop))
+            for page in ("limit=1", "limit=100"):
+                reply = await stage.request("GET", f"{path}?{page}", b"")
+                assert reply.status == 200
+            body = json.dumps({"model": NAME, "input": "x", "conversation": made.id}).encode()
+            reply = await stage.request("POST", "/v1/responses", body)
+            assert reply.json["error"]["code"] == "context_length_exceeded"
+            stop.set()
+            assert await step < 0.04
 
     run(scene)

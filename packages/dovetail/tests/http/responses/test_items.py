@@ -6,16 +6,14 @@ from typing import Any
 
 import openai
 import pytest
-from http_fixture import CALL, NAME, run, service, serving
+from http_fixture import CALL, NAME, run, serving
 from responses_fixture import REASONING, TOOL, create_response, turn_ids
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.key_file import ApiKey
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
-from dovetail.http.responses.background import BackgroundResponses
-from dovetail.http.responses.endpoints import ResponsesEndpoints
-from dovetail.telemetry.metrics import Metrics
+from dovetail.http.responses.large_bodies import LargeBodySender
 from dovetail_model import Overloaded, Sampling
 
 TENANTS = ApiKeys(
@@ -180,10 +178,7 @@ def test_unread_large_response_bodies_are_bounded() -> None:
     """Retrieving a response costs its client nothing, but the server holds all of its bytes."""
 
     async def scene() -> None:
-        made, _ = service()
-        background = BackgroundResponses(made.response_store, Metrics())
-        options = HttpOptions(max_body_bytes=100_000)
-        shown = ResponsesEndpoints(made, options, background, background.forget)
+        sender = LargeBodySender(max_body_bytes=100_000)
         read, body = asyncio.Event(), bytes(range(250)) * 1200
         sent: list[list[bytes]] = []
 
@@ -197,7 +192,7 @@ def test_unread_large_response_bodies_are_bounded() -> None:
 
             scope = {"method": "GET", "path": "/", "headers": []}
             exchange = ApiExchange(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
-            return asyncio.create_task(shown._send(exchange, body))
+            return asyncio.create_task(sender.send(exchange, body))
 
         waiting = [fetched() for _ in range(5)]
         await asyncio.sleep(0)

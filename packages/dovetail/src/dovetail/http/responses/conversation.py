@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from dovetail.http.body import run_decoder
+from dovetail.http.body import run_decoder, run_sized
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import reserve_memory
 from dovetail.http.responses.conversation_items import (
@@ -120,10 +120,11 @@ class ConversationResolver:
 
     async def _prepend(self, history: Sequence[bytes], limit: int) -> None:
         own_body = self._own_body
-        self.body = await run_decoder(own_body, lambda: prepend_history(own_body, history))
-        if len(self.body) > limit:
+        size = len(own_body) + sum(map(len, history))
+        if size + len(history) > limit:  # with commas
             raise RequestTooLarge(f"The conversation is larger than {limit} bytes.")
-        reserve_memory(self._exchange, len(self.body), limit)
+        reserve_memory(self._exchange, size, limit)
+        self.body = await run_sized(size, lambda: prepend_history(own_body, history))
 
     def _require_calls(self, previous: Sequence[StoredResponse]) -> None:
         """Reject a tool result without its call over WebSockets, as Open Responses requires.
@@ -190,7 +191,10 @@ class ConversationResolver:
         """Add the input and the output of a finished response to the conversation."""
         id = self._conversation_id
         assert id is not None
-        items = encode_each(new_items(decode_batches(response.items)))
+        size = sum(map(len, response.items))
+        items = await run_sized(
+            size, lambda: encode_each(new_items(decode_batches(response.items)))
+        )
         try:
             await self._conversations.append(
                 self._exchange.tenant, id, items, max_read_bytes(self._limit)

@@ -1,11 +1,10 @@
 """The endpoints of conversations and their items."""
 
-from typing import Any
-
 import msgspec
 
-from dovetail.http.body import read_body, run_decoder
+from dovetail.http.body import read_body, run_decoder, run_sized
 from dovetail.http.exchange import ApiExchange
+from dovetail.http.memory import reserve_memory
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.conversation_items import (
     decode_batches,
@@ -13,6 +12,7 @@ from dovetail.http.responses.conversation_items import (
     new_items,
     resolve_items,
 )
+from dovetail.http.responses.large_bodies import LargeBodySender
 from dovetail.http.responses.paging import check_page, encode_page
 from dovetail.http.routes import Handler, Route
 from dovetail.http.tracker import RequestTracker
@@ -28,18 +28,21 @@ from dovetail_protocols import (
     encode_items,
 )
 
-Item = dict[str, Any]
-
 
 class ConversationEndpoints:
     """Create, retrieve, update and delete conversations and their items."""
 
     def __init__(
-        self, conversations: ConversationStore, responses: ResponseStore, options: HttpOptions
+        self,
+        conversations: ConversationStore,
+        responses: ResponseStore,
+        options: HttpOptions,
+        sender: LargeBodySender,
     ) -> None:
         self._conversations = conversations
         self._responses = responses
         self._options = options
+        self._sender = sender
 
     def routes(self) -> list[Route]:
         path = "/v1/conversations"
@@ -59,10 +62,8 @@ class ConversationEndpoints:
 
     async def _create(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         body = await self._read(exchange)
-        items = await self._new_items(exchange, body)
-        conversation = await self._conversations.create(
-            exchange.tenant, body.metadata or {}, encode_each(items)
-        )
+        items, _ = await self._new_items(exchange, body)
+        conversation = await self._conversations.create(exchange.tenant, body.metadata or {}, items)
         await exchange.respond(200, _encode(conversation))
 
     async def _get(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
@@ -84,37 +85,44 @@ class ConversationEndpoints:
 
     async def _list_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         check_page(exchange.query)
-        items = await self._items(exchange)
-        await exchange.respond(200, encode_page(items, exchange.query))
+        batches, size = await self._batches(exchange)
+        page = await run_sized(size, lambda: encode_page(decode_batches(batches), exchange.query))
+        await self._sender.send(exchange, page)
 
     async def _create_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         id, _ = _ids(exchange)
         body = await self._read(exchange)
         if not body.items:
             raise InvalidRequest("items: must not be empty", param="items")
-        items = await self._new_items(exchange, body)
-        await self._conversations.append(
-            exchange.tenant, id, encode_each(items), self._options.max_body_bytes
-        )
-        await exchange.respond(200, encode_items(items, has_more=False))
+        items, added = await self._new_items(exchange, body)
+        await self._conversations.append(exchange.tenant, id, items, self._options.max_body_bytes)
+        await self._sender.send(exchange, added)
 
     async def _get_item(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         _, wanted = _ids(exchange)
-        for item in await self._items(exchange):
-            if item["id"] == wanted:
-                await exchange.respond(200, msgspec.json.encode(item))
-                return
-        raise _item_not_found()
+        batches, size = await self._batches(exchange)
+
+        def find() -> bytes:
+            for item in decode_batches(batches):
+                if item["id"] == wanted:
+                    return msgspec.json.encode(item)
+            raise _item_not_found()
+
+        await self._sender.send(exchange, await run_sized(size, find))
 
     async def _delete_item(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         id, unwanted = _ids(exchange)
 
-        def edit(batches: list[bytes]) -> list[bytes]:
+        def remove(batches: list[bytes]) -> list[bytes]:
             items = decode_batches(batches)
             remaining = [item for item in items if item["id"] != unwanted]
             if len(remaining) == len(items):
                 raise _item_not_found()
             return encode_each(remaining)
+
+        async def edit(batches: list[bytes]) -> list[bytes]:
+            size = self._reserve_memory(exchange, batches)
+            return await run_sized(size, lambda: remove(batches))
 
         conversation = await self._conversations.replace_items(
             exchange.tenant, id, max_read_bytes(self._options.max_body_bytes), edit
@@ -128,15 +136,30 @@ class ConversationEndpoints:
         )
         return await run_decoder(body, lambda: decode_conversation(body, options.request_limits))
 
-    async def _new_items(self, exchange: ApiExchange, body: ConversationBody) -> list[Item]:
-        """Return the items of a body as they are stored, with references resolved."""
+    async def _new_items(
+        self, exchange: ApiExchange, body: ConversationBody
+    ) -> tuple[list[bytes], bytes]:
+        """Return the items of a body as they are stored, with references resolved, and a list."""
         limit = self._options.max_body_bytes
-        return new_items(await resolve_items(self._responses, exchange, body.items or (), limit))
+        resolved = await resolve_items(self._responses, exchange, body.items or (), limit)
 
-    async def _items(self, exchange: ApiExchange) -> list[Item]:
+        def encode() -> tuple[list[bytes], bytes]:
+            items = new_items(resolved)
+            return encode_each(items), encode_items(items, has_more=False)
+
+        return await run_sized(exchange.held_bytes, encode)
+
+    async def _batches(self, exchange: ApiExchange) -> tuple[list[bytes], int]:
+        """Return the items of a conversation as they are stored, and their size."""
         id, _ = _ids(exchange)
         limit = max_read_bytes(self._options.max_body_bytes)
-        return decode_batches(await self._conversations.get_items(exchange.tenant, id, limit))
+        batches = await self._conversations.get_items(exchange.tenant, id, limit)
+        return batches, self._reserve_memory(exchange, batches)
+
+    def _reserve_memory(self, exchange: ApiExchange, batches: list[bytes]) -> int:
+        size = sum(map(len, batches))
+        reserve_memory(exchange, size, max_read_bytes(self._options.max_body_bytes))
+        return size
 
 
 def _ids(exchange: ApiExchange) -> tuple[str, str]:

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
+from dovetail.http.body import run_sized
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.ids import new_id, parse_response_number
+from dovetail.http.memory import reserve_memory
 from dovetail.responses.store import ResponseStore, is_valid_id
 from dovetail_model import RequestTooLarge, ResponseNotFound
 from dovetail_protocols import (
@@ -45,15 +47,25 @@ async def resolve_items(
     store: ResponseStore, exchange: ApiExchange, items: Sequence[Item], limit: int
 ) -> Sequence[Item]:
     """Replace references among the new items of a conversation by the items."""
-    body = msgspec.json.encode({"input": items})
-    references = item_references(body)
+
+    def find_references() -> tuple[bytes, list[str]]:
+        body = msgspec.json.encode({"input": items})
+        return body, item_references(body)
+
+    body, references = await run_sized(exchange.held_bytes, find_references)
     if not references:
         return items
     found = await find_items(store, exchange, references, limit, param="items")
-    if len(body) + sum(len(found[id]) for id in references) > limit:
+
+    def resolve() -> list[Item]:
+        resolved: list[Item] = msgspec.json.decode(resolve_references(body, found))["input"]
+        return resolved
+
+    size = len(body) + sum(len(found[id]) for id in references)
+    if size > limit:
         raise RequestTooLarge(f"The items are larger than {limit} bytes.")
-    resolved: list[Item] = msgspec.json.decode(resolve_references(body, found))["input"]
-    return resolved
+    reserve_memory(exchange, size, limit)
+    return await run_sized(size, resolve)
 
 
 def new_items(items: Iterable[Item]) -> list[Item]:

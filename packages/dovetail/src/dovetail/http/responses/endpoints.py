@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from dovetail.access.admission import RETRY_AFTER_SECONDS
-from dovetail.http.body import read_body, run_decoder
+from dovetail.http.body import read_body, run_decoder, run_sized
 from dovetail.http.exchange import ApiExchange
+from dovetail.http.memory import reserve_memory
 from dovetail.http.options import HttpOptions
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation import ConversationResolver
+from dovetail.http.responses.large_bodies import LargeBodySender
 from dovetail.http.responses.paging import check_page, encode_page, parse_int
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route
 from dovetail.http.tracker import RequestTracker
-from dovetail.net.exchange import JSON_CONTENT_TYPE
 from dovetail.pipeline.execution import count_tokens
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import is_valid_id
-from dovetail_model import InvalidRequest, Overloaded, ResponseNotFound
+from dovetail_model import InvalidRequest, ResponseNotFound
 from dovetail_protocols import (
     RESPONSES,
     check_request,
@@ -34,8 +34,6 @@ from dovetail_protocols import (
 )
 
 _TRUE_VALUES = ("true", "1")
-_CHUNK_BYTES = 1 << 18  # of a response body, sent at a time
-_MAX_SENDING_BODIES = 16  # of the largest size: unread bodies occupy memory
 
 ForgetResponse = Callable[[ResponseKey], Awaitable[None]]
 
@@ -49,6 +47,7 @@ class ResponsesEndpoints:
         options: HttpOptions,
         background: BackgroundResponses,
         forget: ForgetResponse,
+        sender: LargeBodySender,
     ) -> None:
         self._service = service
         self._options = options
@@ -56,7 +55,7 @@ class ResponsesEndpoints:
         self._conversations = service.conversations
         self._background = background
         self._forget = forget
-        self._sending_bytes = 0  # size of the large response bodies that are being sent
+        self._sender = sender
 
     def routes(self) -> list[Route]:
         path = "/v1/responses/{id}"
@@ -82,7 +81,7 @@ class ResponsesEndpoints:
             await self._require_response(exchange)
             await self._background.follow(exchange, _response_id(exchange), after)
             return
-        await self._send(exchange, _encode_response(await self._require_response(exchange)))
+        await self._sender.send(exchange, _encode_response(await self._require_response(exchange)))
 
     async def _delete(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         id = _response_id(exchange)
@@ -99,7 +98,7 @@ class ResponsesEndpoints:
             raise InvalidRequest("Cannot cancel a synchronous response.")
         if response.running:
             response = await self._background.cancel(response)
-        await self._send(exchange, _encode_response(response))
+        await self._sender.send(exchange, _encode_response(response))
 
     async def _list_input_items(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         """List the input items of a response, including those of the responses before it."""
@@ -108,8 +107,12 @@ class ResponsesEndpoints:
         chain = await self._store.get_available_chain(
             exchange.tenant, _response_id(exchange), self._options.max_body_bytes
         )
-        items = [*_iter_input_items(chain)]
-        await self._send(exchange, encode_page(items, exchange.query))
+        size = sum(len(items) for response in chain for items in response.items)
+        reserve_memory(exchange, size, self._options.max_body_bytes)
+        page = await run_sized(
+            size, lambda: encode_page([*_iter_input_items(chain)], exchange.query)
+        )
+        await self._sender.send(exchange, page)
 
     async def _count_input_tokens(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
         """Count the input tokens exactly: the request is rendered as usual."""
@@ -136,26 +139,6 @@ class ResponsesEndpoints:
         request = self._service.resolve_tools(request)
         count = await count_tokens(self._service.find(request.model), request)
         await exchange.respond(200, encode_input_tokens(count.tokens))
-
-    async def _send(self, exchange: ApiExchange, body: bytes) -> None:
-        """Send a body. Large bodies are sent in chunks, and limited: slow clients occupy memory."""
-        if len(body) <= _CHUNK_BYTES:
-            await exchange.respond(200, body)
-            return
-        if self._sending_bytes + len(body) > _MAX_SENDING_BODIES * self._options.max_body_bytes:
-            raise Overloaded(
-                "Too many large response bodies are being sent; retry later.",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
-        self._sending_bytes += len(body)
-        try:
-            length = ("content-length", str(len(body)))
-            await exchange.start_response(200, JSON_CONTENT_TYPE, [length])
-            for at in range(0, len(body), _CHUNK_BYTES):
-                send = exchange.write if at + _CHUNK_BYTES < len(body) else exchange.end
-                await send(body[at : at + _CHUNK_BYTES])
-        finally:
-            self._sending_bytes -= len(body)
 
     async def _require_response(self, exchange: ApiExchange) -> StoredResponse:
         id = _response_id(exchange)
