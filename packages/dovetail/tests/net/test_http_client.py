@@ -1,6 +1,7 @@
 """The engines' HTTP client against a server whose responses the test defines byte by byte."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from raw_http_server import (
     server,
 )
 
+from dovetail.net import http_client
 from dovetail.net.http_client import ClientRequest, ConnectionGroup, Endpoint, fetch, send_request
 from dovetail_model import DovetailError, EngineTimeout, EngineUnavailable
 
@@ -241,3 +243,119 @@ def test_connections_are_aborted_before_and_after_the_head(begun: bytes) -> None
                 await task
 
     asyncio.run(main())
+
+
+SHORT_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class CountingServer:
+    """Sends each request the same reply, and counts connections and requests.
+
+    `max_requests` per connection; then the server closes it without a notice.
+    """
+
+    def __init__(self, reply: bytes = SHORT_REPLY, max_requests: int = 100) -> None:
+        self.reply, self.max_requests = reply, max_requests
+        self.connections = self.requests = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the client closed
+            for _ in range(self.max_requests):
+                await read_request(reader)
+                self.requests += 1
+                writer.write(self.reply)
+
+
+async def fetch_all(endpoint: Endpoint, connections: ConnectionGroup, times: int) -> list[bytes]:
+    bodies = []
+    for _ in range(times):
+        async with send_request(endpoint, POST, connections) as response:
+            bodies.append(await response.read())
+    return bodies
+
+
+def test_connection_with_a_complete_response_is_reused() -> None:
+    async def main() -> CountingServer:
+        counting, connections = CountingServer(), ConnectionGroup()
+        async with server(counting.handle) as endpoint:
+            assert await fetch_all(endpoint, connections, 5) == [b"ok"] * 5
+            connections.abort_all()
+            assert await fetch_all(endpoint, connections, 1) == [b"ok"]
+            connections.abort_all()
+        return counting
+
+    found = asyncio.run(main())
+    assert (found.connections, found.requests) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        SHORT_REPLY + b"more",
+        SHORT_REPLY + SHORT_REPLY,
+    ],
+    ids=["close", "HTTP/1.0", "more data", "second response"],
+)
+def test_connection_that_cannot_be_reused_is_closed(reply: bytes) -> None:
+    async def main() -> CountingServer:
+        counting, connections = CountingServer(reply), ConnectionGroup()
+        async with server(counting.handle) as endpoint:
+            assert await fetch_all(endpoint, connections, 3) == [b"ok"] * 3
+            connections.abort_all()
+        return counting
+
+    assert asyncio.run(main()).connections == 3
+
+
+def test_response_that_is_not_read_to_its_end_closes_the_connection() -> None:
+    async def main() -> int:
+        counting, connections = CountingServer(CHUNKED + chunk(b"data")), ConnectionGroup()
+        async with server(counting.handle) as endpoint:
+            for _ in range(3):
+                async with send_request(endpoint, POST, connections) as response:
+                    assert response.status == 200
+        return counting.connections
+
+    assert asyncio.run(main()) == 3
+
+
+def test_request_is_repeated_if_the_server_has_closed_an_idle_connection() -> None:
+    async def main() -> CountingServer:
+        counting, connections = CountingServer(max_requests=1), ConnectionGroup()
+        async with server(counting.handle) as endpoint:
+            assert await fetch_all(endpoint, connections, 20) == [b"ok"] * 20
+            connections.abort_all()
+        return counting
+
+    found = asyncio.run(main())
+    assert (found.connections, found.requests) == (20, 20)
+
+
+def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "IDLE_SECONDS", 0.01)
+
+    async def main() -> CountingServer:
+        counting, connections = CountingServer(), ConnectionGroup()
+        async with server(counting.handle) as endpoint:
+            for _ in range(2):
+                await fetch_all(endpoint, connections, 1)
+                await asyncio.sleep(0.1)
+                assert not connections._idle
+        return counting
+
+    assert asyncio.run(main()).connections == 2
+
+
+def test_requests_at_the_same_time_have_their_own_connections() -> None:
+    async def main() -> CountingServer:
+        counting, connections = CountingServer(), ConnectionGroup(max_idle=2)
+        async with server(counting.handle) as endpoint:
+            for _ in range(3):
+                await asyncio.gather(*(fetch_all(endpoint, connections, 1) for _ in range(5)))
+            connections.abort_all()
+        return counting
+
+    assert asyncio.run(main()).connections == 5 + 3 + 3

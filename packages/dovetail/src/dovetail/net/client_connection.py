@@ -1,4 +1,4 @@
-"""One connection to an engine, with one request and its response.
+"""One connection to an engine, with one request at a time.
 
 With `stream_to`, the consumer gets bytes in the same call in which the event loop delivers them, so
 there is no task switch between the engine's socket and the handling of a token. Other callers read
@@ -25,6 +25,7 @@ class ResponseParser:
 
     head_complete: Whether status and headers have arrived.
     complete: Whether the body has ended.
+    keeps_alive: Whether the connection can carry another request after a complete response.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class ResponseParser:
         "complete",
         "head_complete",
         "headers",
+        "keeps_alive",
         "status",
     )
 
@@ -43,8 +45,14 @@ class ResponseParser:
         self._head_bytes = 0
         self.head_complete = False
         self.complete = False
+        self.keeps_alive = False
         self.headers: dict[str, str] = {}
         self.status = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the head has arrived."""
+        return self.head_complete or self._head_bytes > 0
 
     def feed(self, data: bytes) -> bytes:
         """Parse received bytes and return the part of the body that they contain.
@@ -56,6 +64,7 @@ class ResponseParser:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.complete:  # data after the response is ignored
                 raise ValueError(str(error)) from error
+            self.keeps_alive = False
         parts = self._parts
         if not parts:
             self._count_head_bytes(len(data))
@@ -87,6 +96,7 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         if self.complete:
+            self.keeps_alive = False
             return  # a second response, for which there is no request
         self.status = self._parser.get_status_code()
         if self.status < 200:  # an informational status such as 100: the response follows
@@ -99,7 +109,9 @@ class ResponseParser:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        self.complete = self.head_complete
+        if self.head_complete and not self.complete:
+            self.complete = True
+            self.keeps_alive = self._parser.should_keep_alive()
 
 
 class SseDataReader:
@@ -165,7 +177,7 @@ DrainChunks = Callable[[], Awaitable[bool]]
 
 
 class ClientConnection(asyncio.Protocol):
-    """A connection that carries one request and one response, pushed or read in chunks."""
+    """A connection that carries one request at a time; responses are pushed or read in chunks."""
 
     __slots__ = (
         "_error",
@@ -173,6 +185,7 @@ class ClientConnection(asyncio.Protocol):
         "_last_activity",
         "_loop",
         "_name",
+        "_on_idle_end",
         "_paused",
         "_push",
         "_read_timeout",
@@ -190,6 +203,7 @@ class ClientConnection(asyncio.Protocol):
         self._read_timeout = read_timeout
         self._response = ResponseParser()
         self._loop = asyncio.get_running_loop()
+        self._on_idle_end: Callable[[ClientConnection], None] | None = None
         self._push: PushChunk | None = None  # consumer of the body
         self._full = False  # whether the consumer has to drain first
         self._unread = bytearray()
@@ -220,6 +234,38 @@ class ClientConnection(asyncio.Protocol):
         """Wait for status and headers."""
         while not self._response.head_complete:
             await self._wait_for_data()
+
+    @property
+    def has_received(self) -> bool:
+        """Whether a part of the response has arrived."""
+        return self._response.has_begun
+
+    @property
+    def can_be_reused(self) -> bool:
+        """Whether the connection can carry another request."""
+        return (
+            self._response.keeps_alive
+            and self._error is None
+            and not self._unread
+            and not self._paused
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()
+        )
+
+    def rest(self, seconds: float, on_end: "Callable[[ClientConnection], None]") -> None:
+        """Stay open without a request. Calls `on_end` after `seconds`, or if the server closes."""
+        self._on_idle_end = on_end
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, self.abort)
+
+    def resume(self, read_timeout: float) -> None:
+        """Begin another request after `rest`."""
+        self._on_idle_end = None
+        self._response = ResponseParser()
+        self._full = False
+        self._read_timeout = read_timeout
+        self._stop_timer()
+        self._start_timer()
 
     async def read(self) -> bytes | None:
         """Return the next part of the body, or None at its end."""
@@ -257,15 +303,24 @@ class ClientConnection(asyncio.Protocol):
         """Close immediately and discard unsent data."""
         self._stop_timer()
         self._transport.abort()
+        self._end_rest()
+
+    def _end_rest(self) -> None:
+        if self._on_idle_end is not None:
+            on_end, self._on_idle_end = self._on_idle_end, None
+            on_end(self)
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        self._timer = self._loop.call_later(self._read_timeout, self._check_timeout)
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         """Handle received data. Runs for every token."""
+        if self._on_idle_end is not None:  # a response without a request
+            self.abort()
+            return
         self._last_activity = self._loop.time()
         try:
             body = self._response.feed(data)
@@ -283,6 +338,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._end_rest()
         if self._response.complete:
             return
         if exc is not None:
@@ -348,6 +404,9 @@ class ClientConnection(asyncio.Protocol):
         self._timer = None
         self._fail(EngineTimeout(f"{self._name} sent no data for {self._read_timeout:g} s"))
         self._transport.abort()
+
+    def _start_timer(self) -> None:
+        self._timer = self._loop.call_later(self._read_timeout, self._check_timeout)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -1,12 +1,14 @@
-"""A small HTTP/1.1 client for engines: one connection per request, streamed response bodies.
+"""A small HTTP/1.1 client for engines, with streamed response bodies.
 
-Closing a response closes its connection, which is the cancellation signal that every engine
-understands, so connections are not reused. Connection failures raise errors of `dovetail_model`;
-the caller checks the status.
+Leaving a response before its end closes its connection, which is the cancellation signal that every
+engine understands. A connection whose response is complete can carry the next request of its
+`ConnectionGroup`. Connection failures raise errors of `dovetail_model`; the caller checks the
+status.
 """
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -15,14 +17,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import urlsplit
 
-import h11
-
 from dovetail.net.client_connection import ClientConnection, DrainChunks, PushChunk
 from dovetail.net.open_files import engine_connections, is_file_shortage
 from dovetail.net.trace_context import propagation_headers
 from dovetail_model import EngineTimeout, EngineUnavailable
 
+_TOKEN = "[-!#$%&'*+.^_`|~0-9A-Za-z]+"
+_VALID_HEAD = re.compile(
+    rf"{_TOKEN} [!-~]+ HTTP/1\.1\r\n(?:{_TOKEN}: (?:[!-~](?:[\t -~]*[!-~])?)?\r\n)+\r\n"
+)
 MAX_BODY_BYTES = 64 << 20  # of a response that is not streamed
+IDLE_SECONDS = 3.0  # less than the 5 seconds after which uvicorn and vLLM close
+MAX_IDLE_CONNECTIONS = 32  # per engine
 
 
 @dataclass(frozen=True)
@@ -125,41 +131,87 @@ class ClientResponse:
 
 
 class ConnectionGroup:
-    """Open connections that can be aborted together."""
+    """The connections to one endpoint: idle ones are reused, and all can be aborted together."""
 
-    __slots__ = ("_open",)
+    __slots__ = ("_idle", "_max_idle", "_open")
 
-    def __init__(self) -> None:
+    def __init__(self, max_idle: int = MAX_IDLE_CONNECTIONS) -> None:
+        self._max_idle = max_idle
         self._open: set[ClientConnection] = set()
+        self._idle: list[ClientConnection] = []
 
     def abort_all(self) -> None:
         """Abort all connections. Reading from them then raises `EngineUnavailable`."""
-        for connection in self._open:
+        for connection in (*self._open, *self._idle):
             connection.abort()
+
+    def take_idle(self, read_timeout: float) -> ClientConnection | None:
+        """Return the connection that was used last, if one is idle."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.can_be_reused:  # otherwise it is closing
+                connection.resume(read_timeout)
+                return connection
+        return None
 
     @contextmanager
     def track(self, connection: ClientConnection) -> Iterator[None]:
+        """Use a connection in the block. It is closed afterwards unless it can be reused."""
         self._open.add(connection)
         try:
             yield
         finally:
             self._open.discard(connection)
-            connection.abort()
+            if len(self._idle) < self._max_idle and connection.can_be_reused:
+                self._idle.append(connection)
+                connection.rest(IDLE_SECONDS, self._remove_idle)
+            else:
+                connection.abort()
+
+    def _remove_idle(self, connection: ClientConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
 
 
 @asynccontextmanager
 async def send_request(
     endpoint: Endpoint, request: ClientRequest, connections: ConnectionGroup | None = None
 ) -> AsyncIterator[ClientResponse]:
-    """Send a request and yield the response. Leaving the block closes the connection."""
+    """Send a request and yield the response. Leaving the block before its end cancels it.
+
+    Connections are reused within a `ConnectionGroup`.
+    """
     if request.method != "GET":  # health checks use reserved files
         engine_connections.check_capacity()
+    data = _encode_request(endpoint, request, keep_alive=connections is not None)
     with engine_connections.reserve():
+        if connections is not None:
+            idle = connections.take_idle(request.timeouts.read)
+            if idle is not None:
+                with connections.track(idle):
+                    if await _send_again(idle, data):
+                        yield ClientResponse(idle)
+                        return
         connection = await _connect(endpoint, request.timeouts)
-        with (connections or ConnectionGroup()).track(connection):
-            connection.send(_encode_request(str(endpoint), endpoint, request))
+        with (connections or ConnectionGroup(max_idle=0)).track(connection):
+            connection.send(data)
             await connection.read_head()
             yield ClientResponse(connection)
+
+
+async def _send_again(idle: ClientConnection, data: list[bytes]) -> bool:
+    """Send a request on a used connection. Returns False if the server closed it meanwhile.
+
+    Engines close idle connections without a notice, so that such a request must be repeated.
+    """
+    try:
+        idle.send(data)
+        await idle.read_head()
+    except EngineUnavailable:
+        if idle.has_received:
+            raise
+        return False
+    return True
 
 
 async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]:
@@ -168,11 +220,13 @@ async def fetch(endpoint: Endpoint, request: ClientRequest) -> tuple[int, bytes]
         return response.status, await response.read()
 
 
-def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> list[bytes]:
+def _encode_request(
+    endpoint: Endpoint, request: ClientRequest, *, keep_alive: bool = False
+) -> list[bytes]:
     """Encode a request. Raises `EngineUnavailable` for headers that HTTP does not allow."""
     headers = {
         "host": endpoint.authority,
-        "connection": "close",
+        "connection": "keep-alive" if keep_alive else "close",
         **propagation_headers(),
         **endpoint.headers,
         **request.headers,
@@ -180,18 +234,15 @@ def _encode_request(name: str, endpoint: Endpoint, request: ClientRequest) -> li
     if request.body or request.method == "POST":
         headers.setdefault("content-type", "application/json")
         headers["content-length"] = str(len(request.body))
-    try:
-        head = h11.Request(
-            method=request.method,
-            target=endpoint.base + request.path,
-            headers=list(headers.items()),
-        )
-    except (h11.LocalProtocolError, UnicodeError):
-        # h11's message quotes the header, which may contain an API key.
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    head = f"{request.method} {endpoint.base}{request.path} HTTP/1.1\r\n{''.join(lines)}\r\n"
+    # A value with a line break would add a line.
+    if head.count("\n") != len(headers) + 2 or not _VALID_HEAD.fullmatch(head):
+        # The error does not quote the header, which may contain an API key.
         raise EngineUnavailable(
-            f"the request to {name} has a method, path or header that HTTP does not allow"
-        ) from None
-    return [h11.Connection(h11.CLIENT).send(head) or b"", request.body]
+            f"the request to {endpoint} has a method, path or header that HTTP does not allow"
+        )
+    return [head.encode("ascii"), request.body]
 
 
 @cache
