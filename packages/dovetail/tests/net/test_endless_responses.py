@@ -13,8 +13,9 @@ from dovetail.engines.openai.response_reader import UpstreamResponseReader
 from dovetail.engines.openai.tool_calls import ToolNameRestorer
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net import client_connection
-from dovetail.net.client_connection import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, SseDataReader
+from dovetail.net.client_connection import MAX_UNREAD_BYTES, SseDataReader
 from dovetail.net.http_client import send_request
+from dovetail.net.response_parser import MAX_HEAD_BYTES, ResponseParser
 from dovetail_model import EngineUnavailable
 from dovetail_protocols import ChatReader, ResponsesReader, ToolNames
 
@@ -91,13 +92,13 @@ def test_line_without_end_fails_an_upstream(reader: type[ChatReader | ResponsesR
 @pytest.mark.parametrize("start", [CHUNKED + chunk(b"a") + b"0\r\nx: ", CHUNKED + b"1;x="])
 def test_framing_without_end_is_rejected(start: bytes) -> None:
     """Trailers and chunk extensions are not a part of the body."""
-    parser = client_connection.ResponseParser()
+    parser = ResponseParser()
     with pytest.raises(ValueError, match=r"larger than|exceeded|overflow|[Ii]nvalid"):
         feed_all(parser, (start, *repeat(b"y" * 4096, 2 * MAX_HEAD_BYTES // 4096)))
 
 
 def test_chunk_headers_that_arrive_alone_are_not_limited() -> None:
-    parser = client_connection.ResponseParser()
+    parser = ResponseParser()
     parser.feed(CHUNKED)
     for _ in range(MAX_HEAD_BYTES // 3):
         assert parser.feed(b"1\r\n") + parser.feed(b"a\r\n") == b"a"

@@ -322,6 +322,35 @@ def test_response_that_is_not_read_to_its_end_closes_the_connection() -> None:
     assert asyncio.run(main()) == 3
 
 
+@pytest.mark.parametrize(("end", "connections"), [(b"0\r\n\r\n", 1), (b"", 3), (b"zz\r\n", 3)])
+def test_connection_is_reused_after_a_rest_that_is_skipped(end: bytes, connections: int) -> None:
+    """If the rest arrives and is valid."""
+
+    async def main() -> int:
+        group, opened = ConnectionGroup(), 0
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal opened
+            opened += 1
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    await read_request(reader)
+                    writer.write(CHUNKED + chunk(b"last"))
+                    await asyncio.sleep(0.01)
+                    writer.write(end)
+
+        async with server(handle) as endpoint:
+            for _ in range(3):
+                async with send_request(endpoint, POST, group) as response:
+                    assert await anext(response.iter_chunks()) == b"last"
+                    response.skip_rest()
+                await asyncio.sleep(0.1)
+            group.abort_all()
+        return opened
+
+    assert asyncio.run(main()) == connections
+
+
 def test_request_is_repeated_if_the_server_has_closed_an_idle_connection() -> None:
     async def main() -> CountingServer:
         counting, connections = CountingServer(max_requests=1), ConnectionGroup()

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.net.client_connection import ResponseParser, SseDataReader
+from dovetail.net.client_connection import SseDataReader
+from dovetail.net.response_parser import ResponseParser
 
 
 @dataclass

@@ -9,109 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
-import httptools
-
+from dovetail.net.response_parser import ResponseParser
 from dovetail_model import EngineTimeout, EngineUnavailable
 
-#: Maximum size of the status line and headers, and of any other data without a byte of a body, such
-#: as trailers. A response with more is invalid.
-MAX_HEAD_BYTES = 1 << 18
 #: Maximum size of one server-sent event. An engine that sends a longer one is faulty.
 MAX_EVENT_BYTES = 16 << 20
-
-
-class ResponseParser:
-    """Parse one HTTP response incrementally.
-
-    head_complete: Whether status and headers have arrived.
-    complete: Whether the body has ended.
-    keeps_alive: Whether the connection can carry another request after a complete response.
-    """
-
-    __slots__ = (
-        "_head_bytes",
-        "_parser",
-        "_parts",
-        "complete",
-        "head_complete",
-        "headers",
-        "keeps_alive",
-        "status",
-    )
-
-    def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._parts: list[bytes] = []
-        self._head_bytes = 0
-        self.head_complete = False
-        self.complete = False
-        self.keeps_alive = False
-        self.headers: dict[str, str] = {}
-        self.status = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a part of the head has arrived."""
-        return self.head_complete or self._head_bytes > 0
-
-    def feed(self, data: bytes) -> bytes:
-        """Parse received bytes and return the part of the body that they contain.
-
-        Raises `ValueError` on a protocol error.
-        """
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self.complete:  # data after the response is ignored
-                raise ValueError(str(error)) from error
-            self.keeps_alive = False
-        parts = self._parts
-        if not parts:
-            self._count_head_bytes(len(data))
-            return b""
-        self._head_bytes = 0
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        return body
-
-    def _count_head_bytes(self, count: int) -> None:
-        """Limit the data without a byte of a body, which the parser buffers."""
-        self._head_bytes += count
-        if self._head_bytes > MAX_HEAD_BYTES and not self.complete:
-            name = "trailers" if self.head_complete else "status and headers"
-            raise ValueError(f"{name} are larger than {MAX_HEAD_BYTES} bytes")
-
-    def close(self) -> None:
-        """End the input when the connection closes. Raises `ValueError` if data is missing."""
-        framed = "content-length" in self.headers or "transfer-encoding" in self.headers
-        if not self.head_complete or (framed and not self.complete):
-            raise ValueError("the connection was closed")
-        self.complete = True
-
-    # Called by the parser.
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.head_complete:  # trailers are ignored
-            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        if self.complete:
-            self.keeps_alive = False
-            return  # a second response, for which there is no request
-        self.status = self._parser.get_status_code()
-        if self.status < 200:  # an informational status such as 100: the response follows
-            self.headers.clear()
-        else:
-            self.head_complete = True
-
-    def on_body(self, data: bytes) -> None:
-        if not self.complete:
-            self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        if self.head_complete and not self.complete:
-            self.complete = True
-            self.keeps_alive = self._parser.should_keep_alive()
 
 
 class SseDataReader:
@@ -190,6 +92,7 @@ class ClientConnection(asyncio.Protocol):
         "_push",
         "_read_timeout",
         "_response",
+        "_skips_rest",
         "_timer",
         "_transport",
         "_unread",
@@ -204,6 +107,7 @@ class ClientConnection(asyncio.Protocol):
         self._response = ResponseParser()
         self._loop = asyncio.get_running_loop()
         self._on_idle_end: Callable[[ClientConnection], None] | None = None
+        self._skips_rest = False
         self._push: PushChunk | None = None  # consumer of the body
         self._full = False  # whether the consumer has to drain first
         self._unread = bytearray()
@@ -252,6 +156,17 @@ class ClientConnection(asyncio.Protocol):
             and not self._transport.get_write_buffer_size()
         )
 
+    def skip_rest(self) -> None:
+        """Discard the rest of the body, so that the connection can be reused after its end."""
+        self._unread.clear()
+        self._skips_rest = True
+        self._resume_reading()
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether only data that is skipped may be missing."""
+        return self._skips_rest and self._error is None and not self._transport.is_closing()
+
     def rest(self, seconds: float, on_end: "Callable[[ClientConnection], None]") -> None:
         """Stay open without a request. Calls `on_end` after `seconds`, or if the server closes."""
         self._on_idle_end = on_end
@@ -262,7 +177,7 @@ class ClientConnection(asyncio.Protocol):
         """Begin another request after `rest`."""
         self._on_idle_end = None
         self._response = ResponseParser()
-        self._full = False
+        self._full = self._skips_rest = False
         self._read_timeout = read_timeout
         self._stop_timer()
         self._start_timer()
@@ -318,8 +233,8 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle received data. Runs for every token."""
-        if self._on_idle_end is not None:  # a response without a request
-            self.abort()
+        if self._on_idle_end is not None:
+            self._skip(data)
             return
         self._last_activity = self._loop.time()
         try:
@@ -335,6 +250,16 @@ class ClientConnection(asyncio.Protocol):
         if len(self._unread) > MAX_UNREAD_BYTES:
             self._pause_reading()
         self._wake()
+
+    def _skip(self, data: bytes) -> None:
+        """Discard data that arrives while the connection rests."""
+        try:
+            if not self._response.complete:
+                self._response.feed(data)
+                return
+        except ValueError:
+            pass
+        self.abort()  # data without a request, or an invalid end
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -118,6 +118,10 @@ class ClientResponse:
         """
         await self._connection.stream_to(push, drain)
 
+    def skip_rest(self) -> None:
+        """Discard the rest of the body. Leaving the response then does not cancel it."""
+        self._connection.skip_rest()
+
     async def read(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Read the complete body, at most `max_bytes`."""
         parts, size = [], 0
@@ -147,9 +151,9 @@ class ConnectionGroup:
 
     def take_idle(self, read_timeout: float) -> ClientConnection | None:
         """Return the connection that was used last, if one is idle."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.can_be_reused:  # otherwise it is closing
+        for connection in reversed(self._idle):
+            if connection.can_be_reused:  # otherwise its response has not ended, or it is closing
+                self._idle.remove(connection)
                 connection.resume(read_timeout)
                 return connection
         return None
@@ -162,7 +166,8 @@ class ConnectionGroup:
             yield
         finally:
             self._open.discard(connection)
-            if len(self._idle) < self._max_idle and connection.can_be_reused:
+            can_rest = connection.can_be_reused or connection.is_finishing
+            if can_rest and len(self._idle) < self._max_idle:
                 self._idle.append(connection)
                 connection.rest(IDLE_SECONDS, self._remove_idle)
             else:

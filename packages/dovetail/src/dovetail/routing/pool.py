@@ -67,6 +67,8 @@ class ReplicaPool:
         """The capabilities that all available replicas share."""
         supported = [replica.engine.capabilities for replica in self._available_replicas()]
         first, *others = supported
+        if not others:
+            return first
         lengths = [one.context_length for one in supported if one.context_length is not None]
         return EngineCapabilities(
             constraints=tuple(

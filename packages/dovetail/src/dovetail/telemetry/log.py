@@ -20,6 +20,7 @@ LogValue = str | int | float | bool | None
 _request_logger = logging.getLogger("dovetail.request")
 _UNQUOTED_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
 #: Control characters that JSON does not escape, but that affect terminals.
+_SHORT_TYPES = frozenset({bool, int, float, type(None)})
 _CONTROL_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
 
 
@@ -118,16 +119,18 @@ def _limit_length(line: dict[str, LogValue]) -> dict[str, LogValue]:
     """Shorten long values: clients choose some of them, and tracebacks can be huge."""
     room = MAX_LINE_CHARS
     for name, value in line.items():
-        if not isinstance(value, bool | int | float | None):
-            line[name] = text = _shorten(str(value), min(room, MAX_VALUE_CHARS))
-            room = max(0, room - len(text))
+        if type(value) in _SHORT_TYPES:
+            continue
+        text = str(value)
+        if len(text) > room or len(text) > MAX_VALUE_CHARS:
+            text = _shorten(text, min(room, MAX_VALUE_CHARS))
+        line[name] = text
+        room = max(0, room - len(text))
     return line
 
 
 def _shorten(text: str, max_chars: int) -> str:
     """Remove the middle of a long text: a traceback ends with the error."""
-    if len(text) <= max_chars:
-        return text
     half = max_chars // 2
     return (
         f"{text[:half]}...[{len(text) - 2 * half} characters omitted]...{text[len(text) - half :]}"
@@ -135,9 +138,11 @@ def _shorten(text: str, max_chars: int) -> str:
 
 
 def _format_value(value: LogValue) -> str:
-    if isinstance(value, bool):
+    if value is True or value is False:
         return "true" if value else "false"
     text = str(value)
+    if type(value) is int or type(value) is float:
+        return text
     return text if _UNQUOTED_VALUE.fullmatch(text) else _to_json(text)
 
 

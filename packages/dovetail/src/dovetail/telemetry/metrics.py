@@ -6,10 +6,12 @@ input never becomes a label.
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -91,6 +93,30 @@ class InterTokenHistogram:
             total += count
             buckets.append((bound, float(total)))
         return buckets, self.sum
+
+
+class _CachedLabels(MetricWrapperBase):
+    """Caches the children of a metric: the library checks the labels and locks at every use."""
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        known: dict[tuple[object, ...], Self] = self.__dict__.setdefault("_known", {})
+        key = (*labelvalues, *labelkwargs.items())
+        child = known.get(key)
+        if child is None:
+            child = known[key] = super().labels(*labelvalues, **labelkwargs)
+        return child
+
+
+class _Counter(_CachedLabels, Counter):
+    pass
+
+
+class _Gauge(_CachedLabels, Gauge):
+    pass
+
+
+class _Histogram(_CachedLabels, Histogram):
+    pass
 
 
 class Metrics:
@@ -304,13 +330,13 @@ class Metrics:
         return encode(self.registry), content_type
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(f"dovetail_{name}", help, labels, registry=self.registry)
+        return _Counter(f"dovetail_{name}", help, labels, registry=self.registry)
 
     def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
-        return Gauge(f"dovetail_{name}", help, labels, registry=self.registry)
+        return _Gauge(f"dovetail_{name}", help, labels, registry=self.registry)
 
     def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(
+        return _Histogram(
             f"dovetail_{name}",
             _HISTOGRAM_HELP[name],
             labels,

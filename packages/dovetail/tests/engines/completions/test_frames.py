@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dovetail.engines.completions.errors import error_from_status, is_priority_rejection
 from dovetail.engines.completions.frames import CompletionFrameReader
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.net.client_connection import ResponseParser, SseDataReader
+from dovetail.net.client_connection import SseDataReader
+from dovetail.net.response_parser import ResponseParser
 from dovetail_model import (
     ContextOverflow,
     DovetailError,

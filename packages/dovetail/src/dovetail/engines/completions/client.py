@@ -213,6 +213,7 @@ class CompletionsClient:
             finally:
                 if reader.is_finished:
                     self.reports_cached_tokens = reader.reported_cached_tokens
+                    response.skip_rest()
             if not stream.finished:
                 sink.push(reader.finish())
 
