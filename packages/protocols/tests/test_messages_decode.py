@@ -8,6 +8,7 @@ import pytest
 from golden_transcripts import transcripts
 
 from dovetail_model import (
+    ClientFields,
     Hints,
     Identity,
     InvalidRequest,
@@ -112,7 +113,7 @@ def test_cache_control_has_no_effect() -> None:
         used = {"type": "tool_use", "id": "t", "name": "read", "input": {}, **cache}
         given = {"type": "tool_result", "tool_use_id": "t", "content": [text], **cache}
         odd = {"type": "next_year", "inner": text, **cache}
-        return decode(
+        request = decode(
             system=[text],
             tools=[TOOL | cache],
             messages=[
@@ -122,6 +123,7 @@ def test_cache_control_has_no_effect() -> None:
             ],
             **cache,
         )
+        return msgspec.structs.replace(request, client=ClientFields())
 
     assert decode_with(cache_control=CACHE) == decode_with()
 

@@ -70,9 +70,11 @@ from dovetail_model.media import (
     document_type,
 )
 from dovetail_model.request import (
+    ClientFields,
     Hints,
     Identity,
     OutputFormat,
+    RejectedField,
     Request,
     Role,
     Sampling,
@@ -93,6 +95,7 @@ __all__ = [
     "ClearThinking",
     "ClearToolUses",
     "ClientError",
+    "ClientFields",
     "Compact",
     "Compaction",
     "ContentBlock",
@@ -129,6 +132,7 @@ __all__ = [
     "ReasoningBlock",
     "ReasoningDelta",
     "ReasoningRetention",
+    "RejectedField",
     "Request",
     "RequestTooLarge",
     "ResponseNotFound",

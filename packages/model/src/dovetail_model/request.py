@@ -7,6 +7,7 @@ import msgspec
 
 from dovetail_model.block import Block
 from dovetail_model.context import ContextManagement, ReasoningRetention
+from dovetail_model.error import Unsupported
 from dovetail_model.server_tool import ServerTool
 from dovetail_model.tool import ToolChoice, ToolSpec
 
@@ -110,12 +111,42 @@ class Hints(msgspec.Struct, frozen=True):
     dispatch: frozenset[Literal["tools", "reasoning"]] = frozenset()
 
 
+class RejectedField(msgspec.Struct, frozen=True):
+    """A field that must have an effect and that only an upstream server may support."""
+
+    path: str
+    message: str
+
+
+class ClientFields(msgspec.Struct, frozen=True):
+    """What the client sent, for an upstream server that renders and parses by itself.
+
+    `api`: the name of the client's API.
+    `fields`: the fields of the body as they were sent, without the history and the tools.
+    `tools`: the declared tools as they were sent, each with its path.
+    `unused`: the paths in `Request.ignored` that a server of the same API receives.
+    `rejected`: the fields that every other engine rejects.
+    """
+
+    api: str = ""
+    fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    tools: tuple[tuple[str, Any], ...] = ()
+    unused: tuple[str, ...] = ()
+    rejected: tuple[RejectedField, ...] = ()
+
+    def reject_unsupported(self) -> None:
+        """Raise `Unsupported` if the client sent a field that only an upstream may support."""
+        for field in self.rejected:
+            raise Unsupported(field.message, param=field.path)
+
+
 class Request(msgspec.Struct, frozen=True):
     """A request for one generation.
 
     `tools` are the tools that the client runs, and those that the server offers for server tools.
     `unavailable_tools` are the names of declared tools that the server cannot run.
     `ignored` lists the paths of fields that have no effect. They are reported to the client.
+    `client` has the fields as the client sent them. Only upstream engines read it.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
     Code between decode and encode must not read it.
     """
@@ -133,6 +164,7 @@ class Request(msgspec.Struct, frozen=True):
     context: ContextManagement = ContextManagement()
     stream: bool = False
     ignored: tuple[str, ...] = ()
+    client: ClientFields = ClientFields()
     echo: object = None
     server_tools: tuple[ServerTool, ...] = ()
     unavailable_tools: tuple[str, ...] = ()

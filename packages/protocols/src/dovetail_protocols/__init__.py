@@ -8,7 +8,8 @@ from dovetail_protocols.body_limits import (
     count_values_up_to,
 )
 from dovetail_protocols.chat import CODEC as CHAT
-from dovetail_protocols.chat import ChatCodec, ChatReader, build_chat_request
+from dovetail_protocols.chat import ChatCodec, ChatReader
+from dovetail_protocols.chat.upstream_request import build_chat_request
 from dovetail_protocols.codec import (
     Clock,
     Codec,
@@ -37,7 +38,6 @@ from dovetail_protocols.responses import (
     ResponsesEcho,
     ResponsesEncoder,
     ResponsesReader,
-    build_responses_request,
     complete_item,
     conversation_id,
     decode_conversation,
@@ -58,9 +58,16 @@ from dovetail_protocols.responses import (
     with_default_model,
     with_effective_sampling,
 )
+from dovetail_protocols.responses.upstream_request import build_responses_request
 from dovetail_protocols.sse import ServerEvent, SseReader
 from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
+from dovetail_protocols.upstream_fields import (
+    UpstreamApi,
+    UpstreamSupport,
+    is_optional_field,
+    upstream_support,
+)
 
 __all__ = [
     "CHAT",
@@ -99,8 +106,10 @@ __all__ = [
     "StreamEncoder",
     "StreamErrors",
     "ToolNames",
+    "UpstreamApi",
     "UpstreamDialect",
     "UpstreamRequest",
+    "UpstreamSupport",
     "build_chat_request",
     "build_responses_request",
     "check_body",
@@ -117,6 +126,7 @@ __all__ = [
     "encode_items",
     "exceeds_depth",
     "input_items",
+    "is_optional_field",
     "item_id",
     "item_references",
     "items_by_id",
@@ -127,6 +137,7 @@ __all__ = [
     "resolve_references",
     "split_response",
     "unmatched_result_ids",
+    "upstream_support",
     "with_default_model",
     "with_effective_sampling",
 ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dovetail_model import Unsupported
+from dovetail_model import RejectedField, Unsupported
 
 FieldKind = Literal["input", "constraint", "stop", "tool", "sampling", "hint"]
 Support = Literal["honoured", "engine", "reported", "rejected"]
@@ -69,14 +69,22 @@ class FieldRegistry:
 
     def check(self, sent: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the paths of fields without effect; reject a field that must have one."""
-        return tuple(_unused(self._root, sent, ""))
+        return _report(_unused(self._root, sent, ""))
+
+    def inspect(self, sent: Mapping[str, Any]) -> "UnusedFields":
+        """Return the fields without effect, and those that must have one."""
+        found = list(_unused(self._root, sent, ""))
+        return UnusedFields(
+            tuple(one for one in found if isinstance(one, str)),
+            tuple(one for one in found if isinstance(one, RejectedField)),
+        )
 
     def check_item(self, array: str, item: object) -> tuple[str, ...]:
         """Like `check` for one item of an array, such as a tool. Paths do not have its index."""
         node = self._root.children.get(f"{array}[]")
         if node is None or not isinstance(item, Mapping):
             return ()
-        return tuple(_unused(node, item, f"{array}[]."))
+        return _report(_unused(node, item, f"{array}[]."))
 
     def undeclared(self, sent: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a body that are not declared."""
@@ -84,7 +92,24 @@ class FieldRegistry:
         return {name: value for name, value in sent.items() if name not in known}
 
 
-def _unused(node: _Node, sent: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _report(unused: "Iterator[str | RejectedField]") -> tuple[str, ...]:
+    """Return the paths to report; reject a field that must have an effect."""
+    paths: list[str] = []
+    for one in unused:
+        if isinstance(one, RejectedField):
+            raise Unsupported(one.message, param=one.path)
+        paths.append(one)
+    return tuple(paths)
+
+
+class UnusedFields(msgspec.Struct, frozen=True):
+    """The fields of a body without effect: those to report by path, and those to reject."""
+
+    reported: tuple[str, ...] = ()
+    rejected: tuple[RejectedField, ...] = ()
+
+
+def _unused(node: _Node, sent: Mapping[str, Any], prefix: str) -> Iterator[str | RejectedField]:
     for name, value in sent.items():
         if value is None:
             continue
@@ -97,10 +122,11 @@ def _unused(node: _Node, sent: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield from _unused(child, value, f"{path}.")
 
 
-def _unsupported(field: Field, value: Any, path: str) -> Iterator[str]:
+def _unsupported(field: Field, value: Any, path: str) -> Iterator[str | RejectedField]:
     if any(value == neutral for neutral in field.neutral):
         return
     if field.support == "rejected":
         remedy = f", {field.remedy}" if field.remedy else ""
-        raise Unsupported(f"{path}: is not supported{remedy}", param=path)
-    yield path
+        yield RejectedField(path, f"{path}: is not supported{remedy}")
+    else:
+        yield path

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from dovetail_model import Block, InvalidRequest, Turn
+from dovetail_model import Block, ClientFields, InvalidRequest, Turn
 from dovetail_protocols.body_prefixes import BodyRemainder, HistoryKey
 from dovetail_protocols.decode_cache import DecodeCache
+from dovetail_protocols.fields import UnusedFields
 from dovetail_protocols.json_depth import MAX_JSON_DEPTH, check_depth, exceeds_depth
 
 T = TypeVar("T")
@@ -53,6 +54,18 @@ class RequestBody:
         self.fields: dict[str, Any] = {
             name: self._field(name, value, as_bytes) for name, value in self._split().items()
         }
+
+    def client_fields(
+        self, api: str, unused: UnusedFields, tools: Iterable[tuple[str, Any]] = ()
+    ) -> ClientFields:
+        """Return what an upstream of the same API receives, without the history and the tools."""
+        history = self._history.field if self._history is not None else ""
+        fields = {
+            name: value
+            for name, value in self.fields.items()
+            if name != history and name not in ("system", "tools")
+        }
+        return ClientFields(api, fields, tuple(tools), unused.reported, unused.rejected)
 
     def value(self, raw: Raw, path: str) -> Any:
         """Decode an item to its JSON value. Errors name it by its path."""

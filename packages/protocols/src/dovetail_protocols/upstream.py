@@ -12,6 +12,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    ClientFields,
     DocumentBlock,
     ImageBlock,
     Request,
@@ -48,10 +49,15 @@ class UpstreamDialect(msgspec.Struct, frozen=True):
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True):
-    """The fields of a body. `dropped` lists codes of the parts that it cannot represent."""
+    """The fields of a body.
+
+    `dropped` lists codes of the parts that it cannot represent, `ignored` the paths of fields of
+    the client.
+    """
 
     fields: dict[str, Any]
     dropped: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def body(self) -> bytes:
@@ -122,6 +128,29 @@ def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
         if (allowed is None or tool.model_name in allowed)
         and (not tool.deferred or tool.key in loaded)
     )
+
+
+def declared_tools(client: ClientFields, api: str) -> list[Mapping[str, Any]]:
+    """Return the tools as the client sent them, for a server of the same API."""
+    if client.api != api:
+        return []
+    return [tool for _, tool in client.tools if isinstance(tool, Mapping)]
+
+
+def passed_tool_choice(request: Request, api: str, dialect: UpstreamDialect) -> Any:
+    """Return the tool choice as the client sent it; None if the server needs another form.
+
+    A choice that names a tool has the client's name and kind of it. Both may differ from what the
+    server sees: in a namespace, and of a custom tool that is sent as a function.
+    """
+    client, mode = request.client, request.tool_choice.mode
+    given = client.fields.get("tool_choice")
+    if client.api != api or given is None or (mode == "none" and given != "none"):
+        return None
+    if isinstance(given, str) or given.get("type") not in ("function", "custom", "allowed_tools"):
+        return given
+    converted = [tool for tool in request.tools if tool.custom and not dialect.custom_tools]
+    return None if converted or any(tool.namespace for tool in request.tools) else given
 
 
 def _references(blocks: Iterable[Block]) -> Iterator[tuple[str | None, str]]:

@@ -208,7 +208,7 @@ class GenerationEndpoint:
     ) -> None:
         """Start a response that a disconnect does not cancel, and send its id or its stream."""
         request, saver = task
-        self._service.find(request.model)
+        self._service.find(request.model).check(request)
         async with self._draining.track(RESPONSES):
             self._background.check_capacity(exchange.tenant)
         tracker.stream_not_requested = not request.stream
@@ -241,6 +241,7 @@ class GenerationEndpoint:
         request = decoded.request
         entry = self._service.find(request.model)
         tracker.on_decoded(request, entry)
+        entry.check(request)
         if codec.raw_prompts:
             entry = self._raw_models[require_token_model(entry).name]
         try:

@@ -111,6 +111,7 @@ class TokensEndpoints:
         check_request(
             chat_request, self._options.request_limits, CHAT.history_field, body_bytes=len(body)
         )
+        chat_request.client.reject_unsupported()
         # A separate session: the request must not affect the conversation that it may belong to.
         chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
         prepared = await entry.preparer.prepare(chat_request)

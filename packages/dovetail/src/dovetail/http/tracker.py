@@ -114,7 +114,7 @@ class RequestTracker:
         self._request = request
         self._model = entry.name
         self._pipeline = PipelineTracker(self._metrics, self.diagnostics, entry.name)
-        for path in request.ignored:
+        for path in entry.ignored_fields(request):
             self.diagnostics.add(f"ignored:{path}")
         self._intervals = self._metrics.inter_token_histogram(entry.name)
         self._last_events = [[] for _ in range(max(1, request.sampling.n))]

@@ -78,6 +78,7 @@ class TokenCount(NamedTuple):
 async def count_tokens(entry: ModelEntry, request: Request) -> TokenCount:
     """Count the input tokens of a request exactly."""
     model = require_token_model(entry)
+    request.client.reject_unsupported()
     tokens = await model.preparer.count_tokens(request, model.context_length - 1)
     if not request.context.edits:
         return TokenCount(tokens)

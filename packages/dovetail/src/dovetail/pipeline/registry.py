@@ -28,7 +28,7 @@ from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server_tools.resolution import ServerToolResolver
 from dovetail.storage.faults import StoreFaults
-from dovetail_model import NotFound, Request, Sampling, Unsupported
+from dovetail_model import NotFound, Request, Sampling
 from dovetail_protocols import DecodeCache
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20  # if neither the model nor the engine reports a length
@@ -116,8 +116,13 @@ class TokenModel:
         await self.preparer.start()
         await self.engine.start()
 
+    def ignored_fields(self, request: Request) -> tuple[str, ...]:
+        """Return the paths of fields of a request that have no effect."""
+        return request.ignored
+
     def check(self, request: Request) -> None:
-        """Reject a request with a sampling parameter that the engine would not apply."""
+        """Reject a request with a field or a sampling parameter that would not be applied."""
+        request.client.reject_unsupported()
         check_sampling(request.sampling, self.engine.capabilities, self.engine.name)
 
     async def close(self) -> None:
@@ -165,12 +170,12 @@ class UpstreamModel:
     def warnings(self) -> tuple[str, ...]:
         return (f"{self.name}: the upstream server renders the prompts, so turns are not exact",)
 
+    def ignored_fields(self, request: Request) -> tuple[str, ...]:
+        """Return nothing: the engine reports the fields that its server does not get."""
+        return ()
+
     def check(self, request: Request) -> None:
-        """Reject a request with a sampling parameter that the upstream's API does not have."""
-        check_sampling(request.sampling, self.engine.capabilities, self.engine.name)
-        if request.sampling.stop_token_ids:
-            field = "stop_token_ids"
-            raise Unsupported(f"{field}: the upstream server does not support it", param=field)
+        """Do nothing: the engine rejects fields that its server's API does not have."""
 
     def resolve_sampling(self, requested: Sampling) -> Sampling:
         """Merge the values of the request and the operator. The upstream sets the others."""

@@ -16,7 +16,6 @@ from dovetail_protocols.chat import decode as _decode
 from dovetail_protocols.chat import message as _message
 from dovetail_protocols.chat.encode import ChatStream
 from dovetail_protocols.chat.reader import ChatReader
-from dovetail_protocols.chat.upstream_request import build_chat_request
 from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFactory
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.rate_limits import openai_headers

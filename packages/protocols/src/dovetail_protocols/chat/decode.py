@@ -34,7 +34,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
     history_key = HistoryKey("messages", "chat.message", read_session(headers))
     sent = RequestBody(body, cache, raw_fields=("tools",), history=history_key)
     fields = sent.fields
-    unused = CHAT_FIELDS.check(fields)
+    unused = CHAT_FIELDS.inspect(fields)
     wire = convert(fields, ChatRequest)
     nvext = read_nvext(wire.nvext, headers)
     chat_tools = decode_tools(wire, sent)
@@ -59,10 +59,11 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
         hints=nvext.hints,
         stream=bool(wire.stream),
         ignored=(
-            *unused,
+            *unused.reported,
             *chat_tools.ignored,
             *(("messages[].name",) if any(message.named for message in messages) else ()),
         ),
+        client=sent.client_fields("chat", unused, chat_tools.declared),
         echo=ChatEcho(
             include_usage=include_usage(wire),
             segments="reasoning_segments" in nvext.extra_fields,

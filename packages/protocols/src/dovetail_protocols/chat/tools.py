@@ -15,17 +15,21 @@ Tools = tuple[ToolSpec, ...]
 
 
 class ChatTools(msgspec.Struct, frozen=True):
-    """The tools of the model, the tool choice, and the paths of unsupported tools."""
+    """The tools of the model, the tool choice, and the paths of unsupported tools.
+
+    `declared`: all tools as they were sent, with their paths.
+    """
 
     tools: Tools = ()
     choice: ToolChoice = ToolChoice()
     ignored: tuple[str, ...] = ()
+    declared: tuple[tuple[str, Any], ...] = ()
 
 
 def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     """Decode tools and tool choice. A list of allowed tools does not change the offered tools."""
     given = wire.tools or ()
-    tools, ignored = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
+    tools, ignored, declared = sent.get_or_decode("chat.tools", given, lambda: _tools(sent, given))
     path = "tool_choice"
     tool_choice = wire.tool_choice
     if wire.functions and not wire.tools:
@@ -47,16 +51,20 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     choice = _choice(tool_choice, tools, path, wire.parallel_tool_calls)
     if allowed is not None:
         choice = msgspec.structs.replace(choice, allowed=allowed)
-    return ChatTools(tools, choice, ignored)
+    return ChatTools(tools, choice, ignored, declared)
 
 
-def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tuple[str, ...]]:
-    """Return the supported tools, and the paths of unsupported ones and of unused fields."""
+def _tools(
+    sent: RequestBody, given: Iterable[msgspec.Raw]
+) -> tuple[Tools, tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """Return the supported tools, the paths of unsupported ones and of unused fields, and all."""
     found: list[ToolSpec] = []
+    declared: list[tuple[str, Any]] = []
     ignored: dict[str, None] = {}
     for at, raw in enumerate(given):
         path = f"tools[{at}]"
         tool = convert(sent.value(raw, path), dict[str, Any], path)
+        declared.append((path, tool))
         match tool.get("type") or "function":
             case "function":
                 found.append(_function(*_inner(tool, "function", path)))
@@ -67,7 +75,7 @@ def _tools(sent: RequestBody, given: Iterable[msgspec.Raw]) -> tuple[Tools, tupl
                 continue
         if "function" in tool or "custom" in tool:
             ignored |= dict.fromkeys(CHAT_FIELDS.check_item("tools", tool))
-    return tuple(found), tuple(ignored)
+    return tuple(found), tuple(ignored), tuple(declared)
 
 
 def _inner(tool: Mapping[str, Any], key: str, path: str) -> tuple[object, str]:

@@ -1,18 +1,32 @@
 """Build the body of `POST /v1/chat/completions` for an upstream server."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dovetail_model import OutputFormat, Request, Sampling, ToolSpec, Unsupported
+import msgspec
+
+from dovetail_model import Request, Sampling, ToolSpec, Unsupported
 from dovetail_protocols.chat.upstream_messages import ChatMessageBuilder, TurnWriter
 from dovetail_protocols.upstream import (
     ToolNames,
     UpstreamDialect,
     UpstreamRequest,
     callable_tools,
+    declared_tools,
+    passed_tool_choice,
     replace_images,
     template_kwargs,
     tool_parameters,
 )
+from dovetail_protocols.upstream_fields import (
+    UpstreamApi,
+    check_upstream_fields,
+    passed_fields,
+    shared_fields,
+    verbosity,
+)
+
+API: UpstreamApi = "chat"
 
 _SHARED_FIELDS = (
     "max_tokens",
@@ -44,22 +58,34 @@ def build_chat_request(
     fields: dict[str, Any] = {"model": model, "messages": builder.build(request)}
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request.sampling)
-    fields |= _output(request.output)
+    fields |= _output(request)
     if request.thinking.effort is not None:
         fields["reasoning_effort"] = request.thinking.effort
     if switches := template_kwargs(request.thinking):
         fields["chat_template_kwargs"] = switches
+    if request.client.api == "responses" and (level := verbosity(request.client)):
+        fields["verbosity"] = level
+    fields |= shared_fields(request, API)
+    fields |= passed_fields(request.client, API)
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return UpstreamRequest(fields, (*replaced, *builder.dropped))
+    ignored = check_upstream_fields(request, API)
+    return UpstreamRequest(fields, (*replaced, *builder.dropped), ignored)
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
     """Encode tools and tool choice. Defaults are omitted."""
-    tools = callable_tools(request)
+    passed_choice = passed_tool_choice(request, API, dialect)
+    choice = request.tool_choice
+    if passed_choice is not None:
+        # The choice names the allowed tools; the others stay in the list.
+        unrestricted = msgspec.structs.replace(choice, allowed=None)
+        request = msgspec.structs.replace(request, tool_choice=unrestricted)
+    tools = [*_offered_tools(request, dialect)]
     if not tools:
         return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in tools]}
-    choice = request.tool_choice
+    fields: dict[str, Any] = {"tools": tools}
+    if passed_choice is not None:
+        return fields | {"tool_choice": passed_choice}
     named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:
         kind = "custom" if named.custom and dialect.custom_tools else "function"
@@ -69,6 +95,23 @@ def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict
     if named is not None or not choice.parallel:  # of a named tool, the default is one call
         fields["parallel_tool_calls"] = choice.parallel
     return fields
+
+
+def _offered_tools(request: Request, dialect: UpstreamDialect) -> Iterator[Mapping[str, Any]]:
+    """Yield the tools: as the client declared them if possible, in its order."""
+    tools = {tool.key: tool for tool in callable_tools(request)}
+    for declared in declared_tools(request.client, API):
+        kind = declared.get("type") or "function"
+        if kind not in ("function", "custom"):
+            yield declared  # the server runs it
+            continue
+        inner = declared.get(kind)
+        key = (None, inner.get("name")) if isinstance(inner, Mapping) else None
+        if inner is not None and key in tools and (kind == "function" or dialect.custom_tools):
+            spec = _tool(tools.pop(key), dialect)
+            yield {**spec, **declared, kind: {**spec[kind], **inner}}
+    for tool in tools.values():
+        yield _tool(tool, dialect)
 
 
 def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> dict[str, Any]:
@@ -98,7 +141,11 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
-def _output(output: OutputFormat) -> dict[str, Any]:
+def _output(request: Request) -> dict[str, Any]:
+    """Return the output format. That of the client's own API is passed on instead."""
+    output = request.output
+    if request.client.api == API:
+        return {}
     match output.kind:
         case "text":
             return {}

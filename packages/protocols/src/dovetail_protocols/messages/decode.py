@@ -26,6 +26,7 @@ from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.engine_fields import apply_engine_fields
+from dovetail_protocols.fields import UnusedFields
 from dovetail_protocols.hints import NvextOptions, read_nvext
 from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
@@ -110,6 +111,7 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
             *toolbox.unused,
             *unknown_edits,
         ),
+        client=sent.client_fields("messages", UnusedFields(unused)),
         echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
         server_tools=_require_server_tool(body.tool_choice, toolbox),
     )

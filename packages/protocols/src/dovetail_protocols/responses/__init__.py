@@ -62,7 +62,6 @@ from dovetail_protocols.responses.raw_body import (
 )
 from dovetail_protocols.responses.reader import ResponsesReader
 from dovetail_protocols.responses.stream_errors import ResponsesStreamErrors
-from dovetail_protocols.responses.upstream_request import build_responses_request
 
 __all__ = [
     "CODEC",
@@ -73,7 +72,6 @@ __all__ = [
     "ResponsesEcho",
     "ResponsesEncoder",
     "ResponsesReader",
-    "build_responses_request",
     "compaction_body",
     "complete_item",
     "conversation_id",

@@ -46,7 +46,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
 
 def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     _reject_unsupported(body)
-    unused = RESPONSES_FIELDS.check(sent.fields)
+    unused = RESPONSES_FIELDS.inspect(sent.fields)
     pieces = items.decode_items(sent, body.input)
     notable = [piece for piece in pieces if piece.tools or piece.ignored]
     given = body.tools or ()
@@ -63,7 +63,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
     nvext = read_nvext(body.nvext, headers)
     system, ignored_instructions = _system(sent, body.instructions)
     ignored = [
-        *unused,
+        *unused.reported,
         *_unknown_includes(body.include or ()),
         *offer.ignored,
         *ignored_choice,
@@ -85,6 +85,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
         context=ContextManagement(truncate=_truncates(body.truncation)),
         stream=body.stream is True,
         ignored=tuple(ignored),
+        client=sent.client_fields("responses", unused, declared.tools),
         echo=build_echo(
             body,
             sent.fields,

@@ -5,7 +5,7 @@ Namespaces are flattened for the model: it sees `namespace__name`, and its calls
 server decides which of them it can run.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard, get_args
 
 import msgspec
@@ -177,6 +177,11 @@ def is_client_tool_search(given: object) -> TypeGuard[dict[str, Any]]:
         and given.get("type") == TOOL_SEARCH
         and given.get("execution") == "client"
     )
+
+
+def is_served_tool(given: Mapping[str, Any]) -> bool:
+    """Return whether a declared tool is one that clients run, so that every engine has it."""
+    return given.get("type", "function") in _SERVED or is_client_tool_search(given)
 
 
 def find_references(given: object) -> list[ToolReferenceBlock]:

@@ -4,8 +4,10 @@ This API has one item per block, so the model's order is preserved: reasoning, i
 reasoning, its call, and then the results of the calls, tied to them by id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from dovetail_model import (
     Block,
@@ -21,6 +23,7 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
+from dovetail_protocols.responses.tools import is_served_tool
 from dovetail_protocols.upstream import (
     ToolNames,
     UpstreamDialect,
@@ -28,11 +31,22 @@ from dovetail_protocols.upstream import (
     blocks_to_text,
     call_arguments,
     callable_tools,
+    declared_tools,
     image_url,
+    passed_tool_choice,
     replace_images,
     template_kwargs,
     tool_parameters,
 )
+from dovetail_protocols.upstream_fields import (
+    UpstreamApi,
+    check_upstream_fields,
+    passed_fields,
+    shared_fields,
+    verbosity,
+)
+
+API: UpstreamApi = "responses"
 
 _SHARED_FIELDS = (
     "temperature",
@@ -60,15 +74,18 @@ def build_responses_request(
     fields["input"] = _InputItemBuilder(names, dialect).build(request.turns)
     fields |= _tools(request, names, dialect)
     fields |= _sampling(request)
-    if format := _format(request.output):
-        fields["text"] = {"format": format}
+    if text := _text(request):
+        fields["text"] = text
     if reasoning := _reasoning(request.thinking):
         fields["reasoning"] = reasoning
     if request.thinking.template_kwargs:
         fields["chat_template_kwargs"] = template_kwargs(request.thinking)
+    fields |= shared_fields(request, API)
+    fields |= passed_fields(request.client, API)
     if include := _include(request, dialect):
         fields["include"] = include
-    return UpstreamRequest(fields | {"store": False, "stream": True}, replaced)
+    ignored = check_upstream_fields(request, API)
+    return UpstreamRequest(fields | {"store": False, "stream": True}, replaced, ignored)
 
 
 class _InputItemBuilder:
@@ -150,11 +167,18 @@ def _part(block: Block) -> Item:
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:
-    tools = callable_tools(request)
+    passed_choice = passed_tool_choice(request, API, dialect)
+    choice = request.tool_choice
+    if passed_choice is not None:
+        # The choice names the allowed tools; the others stay in the list.
+        unrestricted = msgspec.structs.replace(choice, allowed=None)
+        request = msgspec.structs.replace(request, tool_choice=unrestricted)
+    tools = [*_offered_tools(request, dialect)]
     if not tools:
         return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, dialect) for tool in tools]}
-    choice = request.tool_choice
+    fields: dict[str, Any] = {"tools": tools}
+    if passed_choice is not None:
+        return fields | {"tool_choice": passed_choice}
     named = names.find_choice(choice) if choice.mode == "named" else None
     if named is not None:
         kind = "custom" if named.custom and dialect.custom_tools else "function"
@@ -164,6 +188,22 @@ def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict
     if named is not None or not choice.parallel:  # of a named tool, the default is one call
         fields["parallel_tool_calls"] = choice.parallel
     return fields
+
+
+def _offered_tools(request: Request, dialect: UpstreamDialect) -> Iterator[Mapping[str, Any]]:
+    """Yield the tools: as the client declared them if possible, in its order."""
+    tools = {tool.key: tool for tool in callable_tools(request)}
+    for declared in declared_tools(request.client, API):
+        kind, key = declared.get("type"), (None, declared.get("name"))
+        if kind not in ("function", "custom"):
+            if not is_served_tool(declared):
+                yield declared  # the server runs it
+        elif key in tools and (kind == "function" or dialect.custom_tools):
+            spec = _tool(tools.pop(key), dialect)
+            spec.pop("strict", None)
+            yield spec | {name: declared[name] for name in declared if name != "defer_loading"}
+    for tool in tools.values():
+        yield _tool(tool, dialect)
 
 
 def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> Item:
@@ -178,7 +218,7 @@ def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> Item:
 
 def _sampling(request: Request) -> dict[str, Any]:
     sampling = request.sampling
-    if sampling.logit_bias:
+    if sampling.logit_bias and request.client.api != API:
         message = "logit_bias: the upstream's API has no field for it"
         raise Unsupported(message, param="logit_bias")
     values = {name: getattr(sampling, name) for name in _SHARED_FIELDS}
@@ -193,13 +233,24 @@ def _include(request: Request, dialect: UpstreamDialect) -> list[str]:
         "reasoning.encrypted_content": dialect.seals,
         "message.output_text.logprobs": request.sampling.logprobs is not None,
     }
-    return [name for name, requested in wanted.items() if requested]
+    sent = request.client.fields.get("include") if request.client.api == API else None
+    given = sent if isinstance(sent, list) else []
+    found = [name for name, requested in wanted.items() if requested]
+    return [*found, *(name for name in given if name not in wanted)]
 
 
 def _reasoning(thinking: Thinking) -> dict[str, str]:
     effort = "none" if thinking.enabled is False else thinking.effort
     fields = {"effort": effort, "summary": thinking.summary}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _text(request: Request) -> dict[str, Any]:
+    """Return the options of the text. Those of the client's own API are passed on instead."""
+    if request.client.api == API:
+        return {}
+    format, level = _format(request.output), verbosity(request.client)
+    return ({"format": format} if format else {}) | ({"verbosity": level} if level else {})
 
 
 def _format(output: OutputFormat) -> dict[str, Any]:

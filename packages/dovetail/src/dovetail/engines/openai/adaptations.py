@@ -6,20 +6,19 @@ change what may be generated are never omitted: tools, formats, sampling paramet
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.engines.openai.errors import UpstreamRejection
 from dovetail.engines.openai.tool_calls import CallIdFormat, requires_nine_chars
+from dovetail_protocols import UpstreamApi, is_optional_field
 
-_OPTIONAL_FIELDS = (
-    "reasoning_effort",
-    "chat_template_kwargs",
-    "stream_options",
-    "parallel_tool_calls",
-    "store",
-    "include",
-)
+#: Fields that Dovetail adds, or that it applies itself if the server does not. All hints of the
+#: client are optional, too.
+OWN_FIELDS = ("stream_options", "parallel_tool_calls", "store", "include")
+#: Fields of which a server may reject one value and accept others.
+_REJECTED_BY_VALUE = ("reasoning_effort", "reasoning.effort", "service_tier", "verbosity")
+_MAX_DROPPED = 64  # clients choose the names of fields that no API declares
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _IMAGES, _CALL_IDS = "images", "ids"  # adaptations other than dropped fields
 
@@ -47,20 +46,22 @@ class RequestAdaptations:
         self.call_id_format = call_id_format
 
     @property
-    def dropped_fields(self) -> list[str]:
+    def dropped(self) -> list[str]:
         return sorted(self._dropped)
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that this server accepts."""
         accepted = {
-            name: value for name, value in fields.items() if not self._is_dropped(name, value)
+            name: self._without_dropped_parts(name, value)
+            for name, value in fields.items()
+            if _drop_key(name, value) not in self._dropped
         }
         if self._use_max_completion_tokens and _MAX_TOKENS in accepted:
             accepted[_MAX_COMPLETION_TOKENS] = accepted.pop(_MAX_TOKENS)
         return accepted
 
     def learn_from_rejection(
-        self, sent: Mapping[str, Any], rejection: UpstreamRejection
+        self, api: UpstreamApi, sent: Mapping[str, Any], rejection: UpstreamRejection
     ) -> set[str]:
         """Record and return new adaptations; an empty set if the request cannot be sent again."""
         if self.images and _has_images(sent) and _rejects_images(rejection):
@@ -78,10 +79,9 @@ class RequestAdaptations:
         ):
             self._use_max_completion_tokens = True
             return {_MAX_TOKENS}
-        rejected = [
-            name for name in _OPTIONAL_FIELDS if name in sent and _mentions_field(rejection, name)
-        ]
-        learned = {_drop_key(name, sent[name]) for name in rejected}
+        learned = set(_rejected_fields(api, sent, rejection)) - self._dropped
+        if len(self._dropped) + len(learned) > _MAX_DROPPED:
+            return set()
         self._dropped |= learned
         return learned
 
@@ -95,8 +95,14 @@ class RequestAdaptations:
         if _CALL_IDS in learned:
             self.call_id_format = "any"
 
-    def _is_dropped(self, name: str, value: object) -> bool:
-        return name in _OPTIONAL_FIELDS and _drop_key(name, value) in self._dropped
+    def _without_dropped_parts(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not self._dropped:
+            return value
+        return {
+            part: inner
+            for part, inner in value.items()
+            if _drop_key(f"{name}.{part}", inner) not in self._dropped
+        }
 
 
 def is_limit_too_large(sent: Mapping[str, Any], rejection: UpstreamRejection) -> bool:
@@ -119,13 +125,48 @@ def drop_limit(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in limits}
 
 
-def _drop_key(name: str, value: object) -> str:
+def dropped_fields(requested: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the client's fields that the server rejects and does not get."""
+    paths: list[str] = []
+    for name, value in requested.items():
+        if name not in sent:
+            renamed = name == _MAX_TOKENS and _MAX_COMPLETION_TOKENS in sent
+            paths += [] if renamed or name in OWN_FIELDS else [name]
+        elif isinstance(value, Mapping):
+            paths += [f"{name}.{part}" for part in value if part not in sent[name]]
+    return paths
+
+
+def _rejected_fields(
+    api: UpstreamApi, sent: Mapping[str, Any], rejection: UpstreamRejection
+) -> Iterator[str]:
+    """Yield the keys of optional fields that a rejection names, or of their parts."""
+    for name, value in sent.items():
+        parts = value if isinstance(value, Mapping) else {}
+        named = [part for part in parts if _mentions_field(rejection, f"{name}.{part}")]
+        if named:
+            for part in named:
+                if is_optional_field(api, f"{name}.{part}"):
+                    yield _drop_key(f"{name}.{part}", parts[part])
+        elif (name in OWN_FIELDS or is_optional_field(api, name)) and _mentions_field(
+            rejection, name
+        ):
+            yield _drop_key(name, value)
+
+
+def _drop_key(path: str, value: object) -> str:
     """Return the key of a dropped field. A rejected effort does not drop other effort values."""
-    return f"{name}={value}" if isinstance(value, str) else name
+    return f"{path}={value}" if path in _REJECTED_BY_VALUE and isinstance(value, str) else path
 
 
-def _mentions_field(rejection: UpstreamRejection, name: str) -> bool:
-    return rejection.param == name or re.search(rf"\b{name}\b", rejection.message) is not None
+def _mentions_field(rejection: UpstreamRejection, path: str) -> bool:
+    """Return whether a rejection names a field. A plain word may be prose, so it must be quoted."""
+    if rejection.param == path:
+        return True
+    pattern = rf"(?<![\w.]){re.escape(path)}(?![\w.]*\w)"
+    if "_" not in path and "." not in path:
+        pattern = rf"[`'\"]{re.escape(path)}[`'\"]"
+    return re.search(pattern, rejection.message) is not None
 
 
 def _rejects_images(rejection: UpstreamRejection) -> bool:

@@ -6,14 +6,19 @@ model's output order is preserved as far as the upstream's API can express it; t
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dovetail.engines.engine import EngineCapabilities, EngineHealth, RemoteModel
-from dovetail.engines.openai.adaptations import RequestAdaptations, drop_limit, is_limit_too_large
+from dovetail.engines.openai.adaptations import (
+    RequestAdaptations,
+    drop_limit,
+    dropped_fields,
+    is_limit_too_large,
+)
 from dovetail.engines.openai.discovery import (
     ReasoningFieldResult,
     find_context_length,
@@ -49,19 +54,18 @@ from dovetail_protocols import (
     ChatReader,
     ResponsesReader,
     ToolNames,
+    UpstreamApi,
     UpstreamDialect,
     UpstreamRequest,
     build_chat_request,
     build_responses_request,
 )
 
-UpstreamApi = Literal["chat", "responses"]
 API_PATHS: dict[UpstreamApi, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
 MAX_PROBES = 3
 MAX_SESSION_ID_CHARS = 512  # servers reject longer headers
 MAX_ATTEMPTS = 6  # of one request, dropping rejected fields in between
 _UNSUPPORTED_STATUSES = (404, 405, 501)
-_HINTS = ("reasoning_effort", "chat_template_kwargs")  # reported if the server rejects them
 
 
 class OpenAIUpstream:
@@ -126,7 +130,7 @@ class OpenAIUpstream:
             "reasoning_field": self._reasoning_field_label(),
             "exact_turns": False,
             "not_carried": dict(self._not_carried),
-            "fields_refused": self._adaptations.dropped_fields,
+            "fields_refused": self._adaptations.dropped,
         }
         try:
             client_request = ClientRequest("GET", "/v1/models", timeouts=DISCOVERY_TIMEOUTS)
@@ -152,8 +156,8 @@ class OpenAIUpstream:
         learned: set[str] = set()
         for _ in range(MAX_ATTEMPTS):
             encoded = self._encode_request(request, api, dialect)
-            fields = drop_limit(encoded.fields) if unlimited else encoded.fields
-            fields = {**self._adaptations.apply(fields), **self._extra_fields}
+            requested = drop_limit(encoded.fields) if unlimited else encoded.fields
+            fields = {**self._adaptations.apply(requested), **self._extra_fields}
             client_request = ClientRequest(
                 "POST",
                 API_PATHS[api],
@@ -163,7 +167,8 @@ class OpenAIUpstream:
             )
             async with send_request(self._endpoint, client_request) as response:
                 if response.status == 200:
-                    not_carried = (*encoded.dropped, *_ignored_hints(encoded.fields, fields))
+                    ignored = (*encoded.ignored, *dropped_fields(requested, fields))
+                    not_carried = (*encoded.dropped, *(f"ignored:{path}" for path in ignored))
                     self._not_carried.update(encoded.dropped)
                     reader = self._create_reader(request, api, not_carried, unlimited)
                     async with aclosing(self._events(response, reader)) as batches:
@@ -175,7 +180,7 @@ class OpenAIUpstream:
                 rejection = parse_rejection(response.status, content, response.headers)
             if not unlimited and is_limit_too_large(fields, rejection):
                 unlimited = True
-            elif more := self._adaptations.learn_from_rejection(fields, rejection):
+            elif more := self._adaptations.learn_from_rejection(api, fields, rejection):
                 learned |= more
             else:
                 self._adaptations.revert(learned)
@@ -226,7 +231,8 @@ class OpenAIUpstream:
             return build_chat_request(request, self._model_name(request), dialect)
         writer = AssistantTurnWriter(self._syntax, ToolNames(request.tools))
         encoded = build_chat_request(request, self._model_name(request), dialect, writer)
-        return UpstreamRequest(encoded.fields, (*encoded.dropped, *writer.not_carried))
+        dropped = (*encoded.dropped, *writer.not_carried)
+        return msgspec.structs.replace(encoded, dropped=dropped)
 
     def _is_limit_beyond_context(self, request: Request) -> bool:
         """Return whether the limit exceeds the context window, which some servers reject."""
@@ -315,11 +321,6 @@ def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult 
             return ReasoningFieldResult(None)
         case field:
             return ReasoningFieldResult(field)
-
-
-def _ignored_hints(requested: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the hints of a request that the server rejects, as findings."""
-    return (f"ignored:{name}" for name in _HINTS if name in requested and name not in sent)
 
 
 def _session_headers(request: Request) -> dict[str, str]:
