@@ -6,7 +6,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from dovetail_protocols import FIELD_REGISTRIES, Field, FieldRegistry
+from dovetail_protocols import (
+    FIELD_REGISTRIES,
+    Field,
+    FieldRegistry,
+    UpstreamApi,
+    upstream_support,
+)
 from dovetail_protocols.engine_fields import ENGINE_FIELDS
 from dovetail_protocols.nvext_fields import NVEXT_FIELDS
 
@@ -25,6 +31,13 @@ TABLES = {
     "chat": "chat.md",
     "completions": "chat.md",
     "shared": "fields.md",
+}
+UPSTREAM_APIS: tuple[UpstreamApi, ...] = ("responses", "chat")
+UPSTREAM_COLUMNS = {
+    "messages": ("Responses upstream", "Chat upstream"),
+    "responses": ("Responses upstream", "Chat upstream"),
+    "chat": ("Responses upstream", "Chat upstream"),
+    "shared": ("upstream of the same API", "upstream of another API"),
 }
 
 
@@ -53,7 +66,7 @@ def _update(name: str, fields: Iterable[Field], check: bool) -> bool:
     path = PAGES / TABLES[name]
     before = path.read_text(encoding="utf-8")
     begin = f"<!-- fields of {name}: made by `make docs` -->\n"
-    section = f"{begin}\n{_table(fields)}\n{END}"
+    section = f"{begin}\n{_table(name, fields)}\n{END}"
     page = re.sub(re.escape(begin) + ".*?" + re.escape(END), lambda _: section, before, flags=re.S)
     if begin not in before or (check and page != before):
         return False
@@ -61,16 +74,35 @@ def _update(name: str, fields: Iterable[Field], check: bool) -> bool:
     return True
 
 
-def _table(fields: Iterable[Field]) -> str:
-    rows = "".join(_row(field) for field in fields)
-    return f"| field | kind | honoured | notes |\n|---|---|---|---|\n{rows}"
+def _table(name: str, fields: Iterable[Field]) -> str:
+    """Return the rows, with columns for the engine `openai` unless it does not serve the API."""
+    columns = ["field", "kind", "honoured", *UPSTREAM_COLUMNS.get(name, ()), "notes"]
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
+    return head + "".join(_row(name, field) for field in fields)
 
 
-def _row(field: Field) -> str:
+def _row(name: str, field: Field) -> str:
     remedy = field.remedy[:1].upper() + field.remedy[1:]
     notes = " ".join(part for part in (field.about, f"{remedy}." if remedy else "") if part)
-    text = notes.replace("|", "\\|")
-    return f"| `{field.name}` | {field.kind} | {SUPPORT[field.support]} | {text} |\n"
+    cells = [f"`{field.name}`", field.kind, SUPPORT[field.support]]
+    if name == "shared":
+        own = {upstream_support(api, field, api) for api in UPSTREAM_APIS}
+        other = {upstream_support(api, field, upstream) for api, upstream in _other_pairs()}
+        cells += [" or ".join(sorted(own)), " or ".join(sorted(other))]
+    elif name in UPSTREAM_COLUMNS:
+        cells += [upstream_support(name, field, api) for api in UPSTREAM_APIS]
+    cells.append(notes.replace("|", "\\|"))
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _other_pairs() -> list[tuple[str, UpstreamApi]]:
+    """Return the APIs of a client and of an upstream that differ."""
+    return [
+        (api, upstream)
+        for api in ("messages", "responses", "chat")
+        for upstream in UPSTREAM_APIS
+        if api != upstream
+    ]
 
 
 if __name__ == "__main__":

@@ -4,51 +4,13 @@ import json
 from typing import Any
 
 import msgspec
-from http_fixture import _TEMPLATE, NAME, Reply, Stage, run, serving
+from field_requests import BODIES, PATHS, TOOLS, body_for, put, shown
+from http_fixture import _TEMPLATE, Reply, Stage, run, serving
 
 from dovetail.engines.engine import EngineCapabilities, EngineRequest
 from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail_protocols import FIELD_REGISTRIES, Field, FieldRegistry
 
-PATHS = {
-    "messages": "/v1/messages",
-    "responses": "/v1/responses",
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-}
-MESSAGES = [{"role": "user", "content": "Hello?"}]
-FUNCTION = {"name": "look_up", "description": "Finds.", "parameters": {"type": "object"}}
-TOOLS: dict[str, Any] = {
-    "messages": {"name": "look_up", "input_schema": {"type": "object"}},
-    "responses": {"type": "function", **FUNCTION},
-    "chat": {"type": "function", "function": FUNCTION},
-}
-CUSTOM: dict[str, Any] = {
-    "responses": {"type": "custom", "name": "patch"},
-    "chat": {"type": "custom", "custom": {"name": "patch"}},
-}
-BODIES: dict[str, dict[str, Any]] = {
-    "messages": {"model": NAME, "messages": MESSAGES},
-    "responses": {"model": NAME, "input": "Hello?"},
-    "chat": {"model": NAME, "messages": MESSAGES},
-    "completions": {"model": NAME, "prompt": "Hello?"},
-}
-#: Fields that a field needs next to it, per field.
-COMPANIONS: dict[str, dict[str, Any]] = {
-    "stream_options": {"stream": True},
-    "stream_options.include_usage": {"stream": True},
-    "nvext.dispatch": {"stream": True},
-    "tool_choice": {"tools": ...},
-    "tool_choice.type": {"tools": ...},
-    "tool_choice.name": {"tools": ..., "tool_choice": {"type": "tool"}},
-    "tool_choice.disable_parallel_tool_use": {"tools": ..., "tool_choice": {"type": "auto"}},
-    "parallel_tool_calls": {"tools": ...},
-    "function_call": {"functions": [FUNCTION]},
-    "thinking.budget_tokens": {"thinking": {"type": "enabled"}},
-    "thinking.display": {"thinking": {"type": "enabled"}},
-    "top_logprobs": {"logprobs": True},
-    "compaction.instructions": {"compaction": {"type": "summarize"}},
-}
 #: Honoured, but this test cannot see how.
 UNSEEN = {
     "model": "the model of the test is the only one",
@@ -86,9 +48,6 @@ TEMPLATE = _TEMPLATE.replace(
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}",
 )
-VOLATILE = {
-    "id", "created", "created_at", "completed_at", "signature", "encrypted_content", "item_id",
-}  # fmt: skip
 
 
 def test_every_field_is_honoured_rejected_or_reported() -> None:
@@ -199,10 +158,7 @@ def test_responses_errors_name_input() -> None:
 
 async def silence(stage: Stage, registry: FieldRegistry, field: Field) -> str:
     """Return how a field is ignored, or nothing if it is not."""
-    base = BODIES[registry.api] | COMPANIONS.get(field.name, {})
-    if base.get("tools") is ... or field.name.startswith("tools[]."):
-        custom = field.name.startswith(("tools[].custom", "tools[].format"))
-        base = base | {"tools": [CUSTOM[registry.api] if custom else TOOLS[registry.api]]}
+    base = body_for(registry.api, field.name)
     before, before_engine = await send(stage, registry.api, base)
     body = put(json.loads(json.dumps(base)), field.name, field.example)
     after, engine = await send(stage, registry.api, body)
@@ -223,28 +179,3 @@ async def send(stage: Stage, api: str, body: dict[str, Any]) -> tuple[Reply, lis
     reply = await stage.request("POST", PATHS[api], body)
     requests = [msgspec.structs.replace(one, id="") for one in stage.engine.requests]
     return reply, requests
-
-
-def put(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Set the field at a path; `[]` is the first item."""
-    *outer, last = path.replace("[]", "").split(".")
-    at: Any = body
-    for name in outer:
-        at = at[0] if isinstance(at, list) else at
-        at = at.setdefault(name, {})
-    (at[0] if isinstance(at, list) else at)[last] = value
-    return body
-
-
-def shown(reply: Reply) -> Any:
-    """Return what a client sees, without ids and times."""
-    if "json" not in reply.headers.get("content-type", ""):
-        frames = [line for line in reply.body.decode().splitlines() if line.startswith("data: {")]
-        return [stable(json.loads(line.removeprefix("data: "))) for line in frames]
-    return stable(reply.json)
-
-
-def stable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: stable(one) for name, one in value.items() if name not in VOLATILE}
-    return [stable(one) for one in value] if isinstance(value, list) else value

@@ -42,6 +42,7 @@ class FakeUpstream:
     """A running server. `disconnected` is set when a client disconnects before the end."""
 
     endpoint: Endpoint
+    respond: Responder
     requests: list[FakeRequest] = field(default_factory=list)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -53,12 +54,12 @@ class FakeUpstream:
 @asynccontextmanager
 async def fake_upstream(respond: Responder) -> AsyncIterator[FakeUpstream]:
     """Run a server on a loopback port."""
-    fake = FakeUpstream(Endpoint())
+    fake = FakeUpstream(Endpoint(), respond)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await _request(reader)
         fake.requests.append(request)
-        response = respond(request)
+        response = fake.respond(request)
         head = {"content-type": response.kind, "connection": "close", **dict(response.headers)}
         if response.ends:
             head["content-length"] = str(len(response.body))

@@ -108,8 +108,9 @@ def _offered_tools(request: Request, dialect: UpstreamDialect) -> Iterator[Mappi
         inner = declared.get(kind)
         key = (None, inner.get("name")) if isinstance(inner, Mapping) else None
         if inner is not None and key in tools and (kind == "function" or dialect.custom_tools):
-            spec = _tool(tools.pop(key), dialect)
-            yield {**spec, **declared, kind: {**spec[kind], **inner}}
+            base = {} if kind == "custom" else {"parameters": tool_parameters(tools[key])}
+            del tools[key]
+            yield {"type": kind, **declared, kind: base | inner}
     for tool in tools.values():
         yield _tool(tool, dialect)
 

@@ -199,9 +199,9 @@ def _offered_tools(request: Request, dialect: UpstreamDialect) -> Iterator[Mappi
             if not is_served_tool(declared):
                 yield declared  # the server runs it
         elif key in tools and (kind == "function" or dialect.custom_tools):
-            spec = _tool(tools.pop(key), dialect)
-            spec.pop("strict", None)
-            yield spec | {name: declared[name] for name in declared if name != "defer_loading"}
+            base = {} if kind == "custom" else {"parameters": tool_parameters(tools[key])}
+            del tools[key]
+            yield base | {name: declared[name] for name in declared if name != "defer_loading"}
     for tool in tools.values():
         yield _tool(tool, dialect)
 
