@@ -83,7 +83,7 @@ RESPONSE: dict[str, Any] = {
             "type": "message",
             "id": "msg_1",
             "content": [{"type": "output_text", "text": "Hello."}],
-        }
+        },
     ],
     "usage": {"input_tokens": 7, "output_tokens": 2},
 }
