@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from field_requests import BODIES, PATHS, body_for, put, shown
 from http_fixture import NAME, Stage, run, serving
@@ -112,10 +113,10 @@ async def relaying(
     upstream: UpstreamApi, **options: Any
 ) -> AsyncIterator[tuple[Stage, FakeUpstream]]:
     """Run a server in front of a recording upstream with this API."""
-    options = {"custom_tools": True, "reasoning_field": "reasoning_content"} | options
+    options = {"api": upstream, "custom_tools": True, "reasoning_field": "none"} | options
     async with fake_upstream(respond) as fake:
         engine = OpenAIUpstream(
-            fake.endpoint, RemoteModel(NAME), OpenAIOptions(api=upstream, **options)
+            fake.endpoint, RemoteModel(NAME), msgspec.convert(options, OpenAIOptions)
         )
         entry = UpstreamModel(
             names=(NAME,),
