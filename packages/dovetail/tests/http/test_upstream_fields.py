@@ -1,6 +1,6 @@
 """An upstream gets every declared field, or an error or a report names the field.
 
-A recording upstream stands behind the server. Each field of each API's registry is sent once, and
+The server has a recording upstream. Each field of each API's registry is sent once, and
 what the upstream received and what the client received is compared with the table of fields.
 """
 
