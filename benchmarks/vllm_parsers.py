@@ -37,7 +37,7 @@ Block = Callable[[int], OutputBlock]
 
 
 def main(out: Path) -> None:
-    from vllm import __version__  # type: ignore[import-not-found]
+    from vllm import __version__
 
     logging.disable()
     rows: list[Row] = []
@@ -224,7 +224,7 @@ def _value(given: str, expected: OutputBlock) -> str:
 
 @cache
 def _request() -> Any:
-    from vllm.entrypoints.openai.chat_completion.protocol import (  # type: ignore[import-not-found]
+    from vllm.entrypoints.openai.chat_completion.protocol import (
         ChatCompletionRequest,
     )
 
@@ -238,13 +238,13 @@ def _request() -> Any:
 
 
 def _tool_parser(name: str) -> Any:
-    from vllm.tool_parsers import ToolParserManager  # type: ignore[import-not-found]
+    from vllm.tool_parsers import ToolParserManager
 
     return ToolParserManager.get_tool_parser(name)
 
 
 def _reasoning_parser(name: str) -> Any:
-    from vllm.reasoning import ReasoningParserManager  # type: ignore[import-not-found]
+    from vllm.reasoning import ReasoningParserManager
 
     return ReasoningParserManager.get_reasoning_parser(name)
 

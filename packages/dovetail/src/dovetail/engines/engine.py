@@ -52,6 +52,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     `ends_session`: no other request of the session follows, so nothing needs to be held for it.
     `priority`: requests with a higher value run first, regardless of the engine's own convention.
     `expected_tokens`: the output length that the client predicts.
+    `adapter`: the name of the LoRA adapter that is applied; None for the base model.
     """
 
     id: str
@@ -65,10 +66,11 @@ class EngineRequest(msgspec.Struct, frozen=True):
     cache_salt: str | None = None
     expected_tokens: int | None = None
     ends_session: bool = False
+    adapter: str | None = None
 
 
-class TokenDelta(msgspec.Struct, frozen=True, gc=False):
-    """Newly generated tokens.
+class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Newly generated tokens. The order of the fields is part of the step protocol.
 
     `logprobs`: one entry per id, if logprobs were requested.
     `cached`: the number of prompt tokens that were found in the prefix cache.

@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -39,6 +39,7 @@ class ProcessSpec:
     `name`: the name of the child in error messages.
     `start_timeout`: seconds that the child may take to become ready.
     `forward_logs`: whether to log the lines that the child prints.
+    `on_log_line`: called with each of these lines.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ProcessSpec:
     environment: Mapping[str, str] | None = None
     start_timeout: float = 600.0
     forward_logs: bool = False
+    on_log_line: Callable[[str], None] | None = None
 
 
 class ChildProcess:
@@ -202,6 +204,8 @@ class ChildProcess:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             self.log.append(text)
+            if self._spec.on_log_line is not None:
+                self._spec.on_log_line(text)
             if self._spec.forward_logs:
                 _log.info("%s: %s", self._spec.name, text)
 

@@ -1,0 +1,69 @@
+"""An engine in a child process over the step protocol. The scripted engine takes vLLM's place."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from scripted_fixture import TOKENIZER, request
+from step_fixture import CollectingSink, child_engine
+
+from dovetail.engines.token_stream import collect_token_ids
+from dovetail.routing.pool import ReplicaPool
+from dovetail_model import EngineUnavailable
+
+QUICK = {"script": "[{text: hello}]"}
+ENDLESS = {"script": "[{text: hello, hang: true}]"}
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+def test_a_child_generates_and_stops() -> None:
+    async def test() -> None:
+        engine = child_engine(QUICK)
+        await engine.start()
+        assert engine.capabilities.local
+        assert TOKENIZER.decode(await collect_token_ids(engine, request())).startswith("hello")
+        assert (await engine.health()).facts is not None
+        pid = engine.pid
+        assert pid is not None
+        await engine.stop()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert not (await engine.health()).ready
+
+    run(test())
+
+
+def test_a_failed_load_is_one_line() -> None:
+    async def test() -> None:
+        engine = child_engine({"fail": "the weights are missing"})
+        with pytest.raises(EngineUnavailable) as got:
+            await engine.start()
+        assert got.value.message == "the weights are missing"
+
+    run(test())
+
+
+def test_all_streams_of_a_killed_child_end_and_the_pool_restarts_it() -> None:
+    async def test() -> None:
+        engine = child_engine(ENDLESS)
+        pool = ReplicaPool([engine])
+        await pool.start()
+        streams = [
+            asyncio.create_task(pool.generate(request(), CollectingSink())) for _ in range(50)
+        ]
+        await asyncio.sleep(0.3)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        assert all("SIGKILL" in str(one) for one in results), results[:2]
+        assert await pool.wait_available(30)
+        assert (await pool.health()).ready
+        await pool.stop()
+
+    run(test())
