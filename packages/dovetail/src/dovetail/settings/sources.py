@@ -115,7 +115,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     found: dict[str, Any] = {}
-    for name, value in parsed.items():
+    for name, value in _expand_engine_table(parsed, str(path)).items():
         key = name.replace("-", "_")
         if isinstance(value, dict) and key not in _TYPES:
             found |= {inner.replace("-", "_"): item for inner, item in value.items()}
@@ -125,6 +125,26 @@ def _read_file(path: Path) -> dict[str, Any]:
         if name not in _TYPES:
             raise ConfigError(f"{path}: unknown setting {name!r}{_suggest_name(name, _TYPES)}")
     return found
+
+
+def _expand_engine_table(table: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Replace an `[engine]` table by the settings `engine` and `engine_option`.
+
+    The table has the `name` of the engine and its options.
+    """
+    engine = table.get("engine")
+    if not isinstance(engine, dict):
+        return dict(table)
+    if any(name in table for name in ("engine-option", "engine_option")):
+        raise ConfigError(f"engine_option ({origin}): cannot be combined with [engine]")
+    options = [
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in engine.items()
+        if name != "name"
+    ]
+    named = {"engine": engine["name"]} if "name" in engine else {}
+    rest = {name: value for name, value in table.items() if name != "engine"}
+    return {**rest, **named, "engine_option": options}
 
 
 def _suggest_name(name: str, known: Iterable[str]) -> str:
@@ -224,7 +244,8 @@ def _convert_model_tables(value: Any, origin: str) -> tuple[dict[str, Any], ...]
     tables = []
     for number, table in enumerate(value, 1):
         table_origin = f"{origin}, model {number}"
-        settings = {name.replace("-", "_"): one for name, one in table.items()}
+        expanded = _expand_engine_table(table, table_origin)
+        settings = {name.replace("-", "_"): one for name, one in expanded.items()}
         for name in settings:
             if name not in _PER_MODEL:
                 raise ConfigError(
