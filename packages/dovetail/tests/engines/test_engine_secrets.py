@@ -11,7 +11,7 @@ from http_fixture import NAME, run, serving, tiny_model
 
 from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.sglang import SglangEngine
-from dovetail.engines.vllm import VllmEngine, VllmOptions
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

@@ -15,7 +15,7 @@ from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.sglang import SglangEngine
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm import VllmEngine, VllmOptions
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.net.http_client import Endpoint
 from dovetail_model import EngineUnavailable
 

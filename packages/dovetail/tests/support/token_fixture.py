@@ -25,8 +25,7 @@ import dovetail_parsers
 import dovetail_protocols
 import dovetail_tokenizers
 from dovetail.engines.engine import RemoteModel
-from dovetail.engines.vllm import VllmEngine
-from dovetail.engines.vllm.engine import VllmOptions
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

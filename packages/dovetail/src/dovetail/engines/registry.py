@@ -23,7 +23,7 @@ ENGINES: Mapping[str, str] = {
     "scripted": "dovetail.engines.scripted:create",
     "sglang": "dovetail.engines.sglang:create",
     "transformers": "dovetail.engines.transformers:create",
-    "vllm": "dovetail.engines.vllm:create",
+    "vllm": "dovetail.engines.vllm.factory:create",
 }
 
 #: Upstreams that render prompts and parse output themselves.
@@ -31,8 +31,13 @@ UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
 
 #: Remote engines, each with the function that queries a server for its model.
 REMOTE_ENGINES: Mapping[str, str] = {
-    name: f"dovetail.engines.{name}:discover" for name in ("openai", "sglang", "vllm")
+    "openai": "dovetail.engines.openai:discover",
+    "sglang": "dovetail.engines.sglang:discover",
+    "vllm": "dovetail.engines.vllm.discovery:discover",
 }
+
+#: Engines that run on this machine if no address is set.
+EMBEDDABLE_ENGINES = frozenset({"vllm"})
 
 #: The extra of this package that installs the dependencies of an engine.
 ENGINE_EXTRAS: Mapping[str, str] = {"llamacpp": "llamacpp", "transformers": "transformers"}
@@ -72,6 +77,11 @@ class UpstreamSetup:
     endpoint: Endpoint
     remote: RemoteModel
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def runs_locally(name: str, has_address: bool) -> bool:
+    """Return whether an engine runs on this machine."""
+    return name not in REMOTE_ENGINES or (name in EMBEDDABLE_ENGINES and not has_address)
 
 
 def create_engine(name: str, setup: EngineSetup) -> TokenEngine:

@@ -269,6 +269,7 @@ class ChoiceRunner:
             cache_salt=cache_salt(request),
             expected_tokens=request.hints.osl,
             ends_session=request.identity.final,
+            adapter=entry.adapter,
         )
 
     async def _constraint(self) -> Constraint | None:

@@ -52,6 +52,8 @@ class TokenModel:
     `codex_profile`: the entry of Codex's own catalog as which Codex sees the model.
     `raw_prompts`: prompts are texts of the client, so the output has no reasoning and no calls.
     `guided_fallback`: what happens to a constraint that the engine cannot enforce.
+    `adapter`: the LoRA adapter that the engine applies. The model without an adapter, which uses
+    the same engine, starts and stops it.
     """
 
     names: tuple[str, ...]
@@ -68,6 +70,7 @@ class TokenModel:
     codex_profile: str | None = None
     raw_prompts: bool = False
     guided_fallback: GuidedFallback = "reject"
+    adapter: str | None = None
 
     @property
     def name(self) -> str:
@@ -113,8 +116,9 @@ class TokenModel:
 
     async def start(self) -> None:
         """Connect the stores of the preparer, then start the engine."""
-        await self.preparer.start()
-        await self.engine.start()
+        if self.adapter is None:
+            await self.preparer.start()
+            await self.engine.start()
 
     def ignored_fields(self, request: Request) -> tuple[str, ...]:
         """Return the paths of fields of a request that have no effect."""
@@ -126,8 +130,10 @@ class TokenModel:
         check_sampling(request.sampling, self.engine.capabilities, self.engine.name)
 
     async def close(self) -> None:
-        """Flush and close the stores of the preparer."""
-        await self.preparer.close()
+        """Stop the engine, then flush and close the stores of the preparer."""
+        if self.adapter is None:
+            await self.engine.stop()
+            await self.preparer.close()
 
 
 def _create_document_reader() -> DocumentReader:
@@ -186,7 +192,8 @@ class UpstreamModel:
         await self.engine.start()
 
     async def close(self) -> None:
-        """Do nothing: there is no store to close."""
+        """Stop the engine. There is no store to close."""
+        await self.engine.stop()
 
 
 ModelEntry = TokenModel | UpstreamModel
@@ -297,7 +304,6 @@ class ModelRegistry:
 
     async def stop(self) -> None:
         for entry in self.entries:
-            await entry.engine.stop()
             await entry.close()
         await self.response_store.close()
 

@@ -42,4 +42,5 @@ def warm_request(
         priority=WARM_PRIORITY,
         cache_salt=cache_salt(request),
         expected_tokens=1,
+        adapter=entry.adapter,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail import models
+from dovetail import models as model_files
 from dovetail.engines.registry import UPSTREAMS, EngineSetupError
 from dovetail.ledger.keyring import Keyring, load_or_create_keyring, read_keyring
 from dovetail.ledger.ledger import Ledger
@@ -29,6 +29,7 @@ from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.engines import (
     RemoteEngine,
+    adapter_names,
     create_pool,
     create_upstream_engine,
     discover_remote_engine,
@@ -116,7 +117,7 @@ def _open_ledger_store(name: str, folder: Path, *, serves: bool) -> LedgerStore:
 DEFAULT_MODEL = "smollm2"
 #: Claude Code requests other models in addition to the configured one, such as its small model.
 CLAUDE_ALIAS = "claude-*"
-TEMPLATES = Path(models.__file__).parent / "templates"
+TEMPLATES = Path(model_files.__file__).parent / "templates"
 
 #: Sampling defaults of built-in models whose files have none.
 RECOMMENDED_SAMPLING = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
@@ -139,9 +140,14 @@ def build_service(config: Config, progress: Progress | None = None) -> ModelRegi
         _check_store_files(folder)
     shared = _SharedParts(folder, open_ledger(config, folder), open_keyring(config, folder))
     configs = [replace(config, models=(), **table) for table in config.models] or [config]
-    entries = [_build_model(one, shared, progress) for one in configs]
+    models = [_build_model(one, shared, progress) for one in configs]
+    entries = [
+        entry
+        for one, model in zip(configs, models, strict=True)
+        for entry in (model, *_adapter_entries(one, model))
+    ]
     default_aliases = (
-        {CLAUDE_ALIAS: entries[0].name} if len(entries) == 1 and not config.model_alias else {}
+        {CLAUDE_ALIAS: models[0].name} if len(models) == 1 and not config.model_alias else {}
     )
     return ModelRegistry(
         entries,
@@ -166,6 +172,13 @@ def _build_model(config: Config, shared: _SharedParts, progress: Progress | None
     if remote is not None and config.engine in UPSTREAMS:
         return _build_upstream_model(config, shared, remote)
     return _build_token_model(config, shared, remote, progress)
+
+
+def _adapter_entries(config: Config, base: ModelEntry) -> list[TokenModel]:
+    """Return an entry for each LoRA adapter of a model: its own name, with all parts shared."""
+    if not isinstance(base, TokenModel):
+        return []
+    return [replace(base, names=(name,), adapter=name) for name in adapter_names(config)]
 
 
 def _build_upstream_model(

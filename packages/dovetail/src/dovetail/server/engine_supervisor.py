@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.registry import REMOTE_ENGINES
+from dovetail.engines.registry import runs_locally
 from dovetail.server.process import (
     RESTART_DELAYS_SECONDS,
     EngineHostSpec,
@@ -47,7 +47,7 @@ class EngineSupervisor:
         self._hosts = [
             _EngineHost(one, at, self._folder / f"engine-{at}")
             for at, one in enumerate(models)
-            if one.engine not in REMOTE_ENGINES
+            if runs_locally(one.engine, bool(one.engine_url))
         ]
         for host in self._hosts:  # one after the other, as they may download the same files
             if not await host.start():

@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail.engines.engine import RemoteModel, UpstreamEngine
 from dovetail.engines.registry import (
+    EMBEDDABLE_ENGINES,
     REMOTE_ENGINES,
     EngineSetup,
     EngineSetupError,
@@ -19,7 +20,9 @@ from dovetail.engines.registry import (
     create_upstream,
     discover_model,
     require_known_engine,
+    runs_locally,
 )
+from dovetail.engines.vllm.process import parse_adapters
 from dovetail.models.loader import Model
 from dovetail.net.http_client import Endpoint
 from dovetail.routing.pool import ReplicaPool
@@ -42,7 +45,7 @@ class RemoteEngine:
 def discover_remote_engine(config: Config) -> RemoteEngine | None:
     """Query the addresses of a remote engine. Returns None for local engines."""
     name = config.engine
-    if name not in REMOTE_ENGINES:
+    if runs_locally(name, bool(config.engine_url)):
         require_known_engine(name)
         if config.engine_url and ":" not in name:
             raise EngineSetupError(
@@ -139,6 +142,14 @@ def create_pool(
     ]
     engines = [create_engine(name, setup) for setup in setups]
     return ReplicaPool(engines, consistent=config.workers > 1)
+
+
+def adapter_names(config: Config) -> tuple[str, ...]:
+    """Return the LoRA adapters of an engine on this machine. Each is served under its name."""
+    name = engine_name(config)
+    if name not in EMBEDDABLE_ENGINES or not runs_locally(name, bool(config.engine_url)):
+        return ()
+    return tuple(parse_adapters(_engine_options(config, name).get("lora_modules", "")))
 
 
 def create_upstream_engine(config: Config, remote: RemoteEngine) -> UpstreamEngine:

@@ -13,8 +13,9 @@ from scripted_fixture import END, TOKENIZER, ids, request
 from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm import VllmEngine, VllmOptions, create, discover
-from dovetail.engines.vllm.discovery import PROBES
+from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
+from dovetail.engines.vllm.factory import create
 from dovetail.models.weights import ModelUnavailableError, find_tokenizer_files
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError, EngineError, EngineUnavailable

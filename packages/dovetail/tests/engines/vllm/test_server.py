@@ -24,8 +24,8 @@ from vllm_environment import NAME, REAL, Vllm, shared_vllm
 from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm import VllmEngine, discover
-from dovetail.engines.vllm.discovery import PROBES
+from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.engine import VllmEngine
 from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling
 from dovetail_tokenizers import Tokenizer, load_tokenizer

@@ -1,0 +1,54 @@
+"""vLLM in a child process of this server."""
+
+import logging
+from functools import partial
+from typing import Any
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError
+from dovetail.engines.steps.engine import ChildEngine
+from dovetail.engines.vllm.process import (
+    VllmProcess,
+    model_reference,
+    parse_adapters,
+    split_options,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class EmbeddedVllmEngine(ChildEngine):
+    """vLLM's `AsyncLLM` in a child process, for one folder of weights or hub id."""
+
+    async def start(self) -> None:
+        """Load the model. The log states which way the output takes."""
+        assert isinstance(self._process, VllmProcess)
+        self._process.check_installed()
+        await super().start()
+        assert self._client is not None
+        description = self._client.description
+        fields: dict[str, Any] = {"engine": self.name, **description.facts}
+        fields |= {"context_length": description.context_length}
+        _log.info("engine_loaded", extra={"fields": fields})
+
+
+def create_embedded(setup: EngineSetup) -> EmbeddedVllmEngine:
+    """Create the engine for a model on this machine, or one that vLLM downloads."""
+    if setup.model is None:
+        raise EngineSetupError("the engine 'vllm' requires a model, or --engine-url")
+    options, arguments = split_options(setup.options)
+    model = model_reference(setup.model)
+    if setup.context_length is not None:
+        arguments.setdefault("max_model_len", str(setup.context_length))
+    config = {
+        "model": model,
+        "arguments": arguments,
+        "adapters": parse_adapters(options.lora_modules),
+    }
+    return EmbeddedVllmEngine(
+        "vllm",
+        partial(VllmProcess, model, options),
+        config,
+        setup.tokenizer,
+        context_length=setup.context_length,
+        tcp=options.tcp,
+    )

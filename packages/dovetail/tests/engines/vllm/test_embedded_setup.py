@@ -1,0 +1,141 @@
+"""The embedded vLLM without vLLM: its options, its log, and the models that it serves.
+
+`test_embedded.py` runs the real one; `../steps` runs the same path with a scripted child.
+"""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from server_process import qwen_folder
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, runs_locally
+from dovetail.engines.vllm.embedded import create_embedded
+from dovetail.engines.vllm.process import (
+    LoadProgress,
+    model_reference,
+    parse_adapters,
+    split_options,
+)
+from dovetail.pipeline.registry import TokenModel
+from dovetail.server.build import build_service
+from dovetail.settings.config import Config
+from dovetail.settings.sources import ConfigError, load_config
+from dovetail_model import EngineUnavailable
+from dovetail_tokenizers import ByteTokenizer
+
+PREFIX = "(EngineCore pid=63) INFO 11-16 17:50:42 [core.py:153] "
+ERROR_PREFIX = "(VllmWorker-0 pid=80) ERROR 11-16 17:53:22 [multiproc_executor.py:953] "
+
+
+def test_an_engine_without_an_address_runs_on_this_machine() -> None:
+    assert runs_locally("vllm", False)
+    assert not runs_locally("vllm", True)
+    assert not runs_locally("sglang", False)
+    assert runs_locally("transformers", False)
+
+
+def test_options_that_are_not_ours_are_arguments_of_vllm() -> None:
+    options, arguments = split_options(
+        {"python": "p", "logs": "true", "max_model_len": "99", "kv_events_config": '{"a": 1}'}
+    )
+    assert (options.python, options.logs) == ("p", True)
+    assert arguments == {"max_model_len": "99", "kv_events_config": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("a=/x,b=/y=z", {"a": "/x", "b": "/y=z"}),
+        ('{"a": "/x"}', {"a": "/x"}),
+    ],
+)
+def test_adapters(text: str, expected: dict[str, str]) -> None:
+    assert parse_adapters(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a", "{", '{"a": 1}'])
+def test_invalid_adapters_are_reported(text: str) -> None:
+    with pytest.raises(EngineSetupError, match="lora_modules must be NAME=FOLDER"):
+        parse_adapters(text)
+
+
+def test_a_hub_model_without_weights_is_downloaded_by_vllm(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    assert model_reference(snapshot) == "org/name"
+    (snapshot / "model.safetensors").touch()
+    assert model_reference(snapshot) == str(snapshot)
+
+
+def test_the_stages_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    progress = LoadProgress("m")
+    lines = ["world_size=1 rank=0", "Starting to load model m...", "init engine took 3 s"]
+    for line in (*lines, "Loading weights took 1 s"):  # the last one is of a request
+        progress.add_line(PREFIX + line)
+    stages = [record.__dict__["fields"]["stage"] for record in caplog.records]
+    assert stages == lines[1:]
+    assert progress.error == ""
+
+
+def test_the_reason_of_a_failure_is_the_first_specific_error() -> None:
+    progress = LoadProgress("m")
+    progress.add_line(ERROR_PREFIX + "    raise ValueError(")
+    progress.add_line(ERROR_PREFIX + "ValueError: not enough memory")
+    progress.add_line(PREFIX + "Exception: WorkerProc initialization failed due to an exception")
+    progress.add_line("RuntimeError: Engine core initialization failed. See root cause above.")
+    assert progress.error == "ValueError: not enough memory"
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+def test_a_missing_vllm_is_reported_with_the_remedy(python: str | None, tmp_path: Path) -> None:
+    options = {} if python is None else {"python": python}
+    engine = create_embedded(EngineSetup(ByteTokenizer(()), tmp_path, options=options))
+    with pytest.raises(EngineUnavailable, match="--engine-option python=PATH") as got:
+        asyncio.run(engine.start())
+    assert "\n" not in got.value.message
+
+
+def test_each_adapter_is_a_model_with_its_own_name(tmp_path: Path) -> None:
+    folder = qwen_folder(tmp_path / "model")
+    registry = build_service(
+        Config(
+            model=str(folder),
+            engine="vllm",
+            engine_option=("lora_modules=poet=/p,lawyer=/l",),
+            store="memory",
+            data_dir=tmp_path / "data",
+        )
+    )
+    assert [entry.names for entry in registry.entries] == [("model",), ("poet",), ("lawyer",)]
+    base, poet, _ = registry.entries
+    assert isinstance(base, TokenModel)
+    assert isinstance(poet, TokenModel)
+    assert (base.adapter, poet.adapter) == (None, "poet")
+    assert poet.engine is base.engine
+    assert registry.find("claude-small") is base
+
+
+def test_an_engine_table_has_the_name_and_the_options(tmp_path: Path) -> None:
+    file = tmp_path / "dovetail.toml"
+    file.write_text(
+        'model = "m"\n[engine]\nname = "vllm"\nenforce-eager = true\nmax_model_len = 9\n'
+        'kv_events_config = { publisher = "zmq" }\n'
+    )
+    config = load_config({}, {}, file).config
+    assert config.engine == "vllm"
+    assert config.engine_option == (
+        "enforce-eager=true",
+        "max_model_len=9",
+        'kv_events_config={"publisher": "zmq"}',
+    )
+    file.write_text('[[models]]\nmodel = "m"\n[models.engine]\nname = "vllm"\nseed = 1\n')
+    table = load_config({}, {}, file).config.models[0]
+    assert (table["engine"], table["engine_option"]) == ("vllm", ("seed=1",))
+    file.write_text('engine-option = ["a=b"]\n[engine]\nname = "vllm"\n')
+    with pytest.raises(ConfigError, match="cannot be combined with"):
+        load_config({}, {}, file)
