@@ -23,7 +23,7 @@ ENGINES: Mapping[str, str] = {
     "scripted": "dovetail.engines.scripted:create",
     "sglang": "dovetail.engines.sglang:create",
     "transformers": "dovetail.engines.transformers:create",
-    "vllm": "dovetail.engines.vllm.factory:create",
+    "vllm": "dovetail.engines.vllm.embedded:create",
 }
 
 #: Upstreams that render prompts and parse output themselves.

@@ -14,8 +14,8 @@ from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.embedded import create
 from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
-from dovetail.engines.vllm.factory import create
 from dovetail.models.weights import ModelUnavailableError, find_tokenizer_files
 from dovetail.net.http_client import Endpoint
 from dovetail_model import DovetailError, EngineError, EngineUnavailable

@@ -1,11 +1,13 @@
-"""vLLM in a child process of this server."""
+"""vLLM in a child process of this server, and the choice between it and a running server."""
 
 import logging
 from functools import partial
 from typing import Any
 
-from dovetail.engines.registry import EngineSetup, EngineSetupError
+from dovetail.engines.engine import TokenEngine
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.steps.engine import ChildEngine
+from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.engines.vllm.process import (
     VllmProcess,
     model_reference,
@@ -51,4 +53,19 @@ def create_embedded(setup: EngineSetup) -> EmbeddedVllmEngine:
         setup.tokenizer,
         context_length=setup.context_length,
         tcp=options.tcp,
+    )
+
+
+def create(setup: EngineSetup) -> TokenEngine:
+    """Create the engine for a model of a running server, or for a model on this machine."""
+    if setup.endpoint is None:
+        return create_embedded(setup)
+    if setup.remote is None:
+        raise EngineSetupError(f"the model of the server at {setup.endpoint} is not known")
+    return VllmEngine(
+        setup.endpoint,
+        setup.remote,
+        setup.tokenizer,
+        context_length=setup.context_length,
+        options=parse_options(setup.options, VllmOptions),
     )

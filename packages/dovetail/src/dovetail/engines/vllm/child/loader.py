@@ -1,13 +1,55 @@
-"""Load a model with vLLM."""
+"""Load a model with vLLM. Options are its engine arguments, by the names of its command line."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from dovetail.engines.vllm.child.arguments import parse_engine_args
 from dovetail.engines.vllm.child.engine import AsyncLlmEngine
+
+try:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+except ImportError:  # before 0.12
+    from vllm.utils import FlexibleArgumentParser
+
+#: Used unless an option sets them. Requests without a priority are scheduled as by vLLM's default.
+DEFAULT_ARGUMENTS: Mapping[str, str] = {"scheduling_policy": "priority"}
+
+
+class InvalidArgument(Exception):
+    """An option that vLLM does not have or whose value it rejects."""
+
+
+class _ArgumentParser(FlexibleArgumentParser):  # type: ignore[misc]
+    """A parser that raises errors instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgument(message)
+
+
+def parse_engine_args(model: str, options: Mapping[str, str]) -> Any:
+    """Return the `AsyncEngineArgs`. Raise `InvalidArgument` with vLLM's reason."""
+    parser = AsyncEngineArgs.add_cli_args(_ArgumentParser(allow_abbrev=False))
+    values = {**DEFAULT_ARGUMENTS, **options}
+    line = [part for name, value in values.items() for part in _to_flags(parser, name, value)]
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *line]))
+
+
+def _to_flags(parser: Any, name: str, value: str) -> list[str]:
+    """Return an option as a command line: switches have no value, lists have several."""
+    flag = "--" + name.replace("_", "-")
+    action = parser._option_string_actions.get(flag)
+    if action is None:
+        raise InvalidArgument(f"vLLM has no engine argument {name!r}")
+    if action.nargs == 0:
+        negative = "--no-" + flag.removeprefix("--")
+        return [flag if value.lower() in ("1", "true", "yes", "on") else negative]
+    if action.nargs in ("+", "*") and value.startswith("["):
+        return [flag, *(str(one) for one in json.loads(value))]
+    return [flag, value]
 
 
 class VllmChildConfig(msgspec.Struct, frozen=True):
