@@ -224,6 +224,45 @@ def test_new_head_is_used_when_it_is_cheaper() -> None:
     _run(main())
 
 
+def test_changed_tool_before_long_definitions_is_announced() -> None:
+    """OpenCode's `task` changes with the agent: a new head would move the tools after it."""
+
+    async def main() -> None:
+        loaded = _model("Qwen3")
+        runner, agent = _runner(loaded), MessagesAgent()
+        task = {"type": "object", "description": "agent " * 200}
+        agent.tools = {"task": task, **agent.tools}
+        agent.tools["long"] = {"type": "object", "description": "word " * 400}
+        agent.add_user_message("Go.")
+        first = await runner.run_blocks(agent, [RUN])
+        agent.add_results([(first.calls[0], "a file")])
+        agent.tools["task"] = {**task, "description": "agent " * 201}
+        second = await runner.prepare(agent)
+        assert "tools_announced" in second.prompt.notes
+        assert _extends(second, first)
+
+    _run(main())
+
+
+def test_tool_that_changes_often_gives_a_new_head() -> None:
+    async def main() -> None:
+        runner, agent = _runner(_model("Qwen3")), MessagesAgent()
+        task = {"type": "object", "description": "agent " * 200}
+        agent.tools["task"] = task
+        agent.tools["long"] = {"type": "object", "description": "word " * 2000}
+        agent.add_user_message("Go.")
+        notes: list[tuple[str, ...]] = []
+        for at in range(12):
+            turn = await runner.run_blocks(agent, [RUN])
+            notes.append(turn.prepared.prompt.notes)
+            agent.add_results([(turn.calls[0], "a file")])
+            agent.tools["task"] = {**task, "description": "agent " * (201 + at % 2)}
+        replaced = [at for at, note in enumerate(notes) if "tool_head_replaced" in note]
+        assert replaced[0] == 8  # the notices are then longer than the tool after it
+
+    _run(main())
+
+
 def test_added_and_removed_tools_of_the_sdk() -> None:
     """`runner.add_tools()` and `remove_tools()` send system messages with tool changes."""
 

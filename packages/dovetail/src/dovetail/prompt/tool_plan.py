@@ -6,7 +6,8 @@ else at the end of the prompt, and stays there. A tool that is no longer declare
 head, and the end of the prompt states that it is not available.
 
 A new head replaces all of this when it is cheaper: when the definitions and notices that it makes
-unnecessary are longer than the conversation that has to be prefilled again.
+unnecessary are longer than what has to be prefilled again, which is the conversation and the head
+from the first tool that differs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -112,7 +113,7 @@ class ToolPlanner:
         if head is None:
             return _add_note(self._plan_new_head(declared, loaded, state), "tool_head_lost")
         plan = self._plan_recorded_head(head, declared, loaded, state)
-        if _count_waste(plan) > known_chars:
+        if _is_new_head_cheaper(plan, known_chars):
             return _add_note(self._plan_new_head(declared, loaded, state), "tool_head_replaced")
         return plan
 
@@ -256,6 +257,12 @@ def _find_changes(
     )
 
 
+def _is_new_head_cheaper(plan: ToolPlan, known_chars: int) -> bool:
+    """Return whether a new head removes more characters than it invalidates."""
+    waste = _count_waste(plan)
+    return waste > known_chars and waste > known_chars + _count_invalidated(plan)
+
+
 def _count_waste(plan: ToolPlan) -> int:
     """Count the characters that a new head would remove from the prompt."""
     withdrawn = set(plan.state.withdrawn)
@@ -264,8 +271,20 @@ def _count_waste(plan: ToolPlan) -> int:
     replaced = sum(
         _count_chars(tool) for tool in plan.state.old_tools if tool.model_name not in withdrawn
     )
-    notices = sum(len(a.text) for a in plan.state.additions if a.kind == "tools_removed")
-    return definitions + replaced + notices
+    added, removed = (
+        sum(len(a.text) for a in plan.state.additions if a.kind == kind)
+        for kind in ("tools_added", "tools_removed")
+    )
+    # A tool that changes several times is announced each time.
+    repeated = max(0, added - sum(map(_count_chars, plan.state.late_tools)))
+    return definitions + replaced + repeated + removed
+
+
+def _count_invalidated(plan: ToolPlan) -> int:
+    """Count the characters of the unchanged tools that follow a changed one in the head."""
+    old = plan.state.old_tools
+    first = next((at for at, tool in enumerate(plan.head) if tool in old), len(plan.head))
+    return sum(_count_chars(tool) for tool in plan.head[first:] if tool not in old)
 
 
 def _count_chars(tool: ToolSpec) -> int:
