@@ -188,6 +188,7 @@ class ConversationRenderer:
             match,
             self._tool_planner,
             known=last is not None,
+            keep_sections=self._settings.keep_moved_content,
         )
         # A last turn that the model is to continue is not matched.
         in_turns = match.has_media or len(match.steps) < len(request.turns)

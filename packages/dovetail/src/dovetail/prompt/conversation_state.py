@@ -37,6 +37,18 @@ class PromptAddition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     entry_id: str = ""
 
 
+class SystemSection(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A section of the system text that the client may write anew.
+
+    `shown`: the section in the head. `newest`: the section that the model read last.
+    `rest`: the digest of the system text without it.
+    """
+
+    shown: str
+    newest: str
+    rest: bytes
+
+
 class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The server's decisions about the prompts of a conversation.
 
@@ -45,6 +57,7 @@ class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `old_tools`: the definitions of tools in the head that the client no longer declares so.
     `withdrawn`: the names of tools that the model read are no longer available.
     `additions`: the texts at the ends of earlier prompts, oldest first.
+    `section`: the section of the system text that may change, if it has one.
     """
 
     head_tools: tuple[ToolSignature, ...] = ()
@@ -53,6 +66,7 @@ class ConversationState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     withdrawn: tuple[str, ...] = ()
     additions: tuple[PromptAddition, ...] = ()
     edits: ContextEdits = ContextEdits()
+    section: SystemSection | None = None
 
 
 EMPTY_STATE = ConversationState()

@@ -16,8 +16,9 @@ from dovetail.prompt.conversation_state import (
     append_additions,
     can_append,
 )
+from dovetail.prompt.system_sections import SectionView, keep_section
 from dovetail.prompt.tool_plan import ToolPlanner
-from dovetail_model import InvalidRequest, Request, ToolChoice, ToolSpec
+from dovetail_model import Block, InvalidRequest, Request, ToolChoice, ToolSpec, Turn
 
 _UNAVAILABLE_TEXT = "These tools are not available on this server:"
 
@@ -44,28 +45,51 @@ def build_view(
     planner: ToolPlanner,
     *,
     known: bool,
+    keep_sections: bool = True,
 ) -> ConversationView:
     """Build the view of a normalized request.
 
     `recorded` is the state as of the last known turn; `known` states whether there is one.
+    `keep_sections`: keep sections of the system text as the model read them.
     """
+    known_chars = match.chars if known else 0
     plan = planner.plan(
         request.tools,
         request.turns,
         recorded.state,
-        match.chars if known else 0,
+        known_chars,
         changed=match.tools_changed,
     )
-    state = _add_notice(plan.state, request)
-    turns, additions = plan.turns, state.additions
+    kept = SectionView(request.system, _add_notice(plan.state, request))
+    if keep_sections:
+        kept = keep_section(
+            request.system,
+            kept.state,
+            plan.head,
+            0 if plan.is_head_replaced else known_chars,
+            can_announce=bool(request.turns) and can_append(request.turns[-1]),
+        )
+    turns, additions = plan.turns, kept.state.additions
     if additions:
         turns = append_additions(turns, match.entry_positions(), additions)
-    shown = request
-    if turns is not request.turns or plan.head is not request.tools:
-        shown = msgspec.structs.replace(request, turns=turns, tools=plan.head)
+    shown = _with_view(request, kept.system, turns, plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
-    notes = plan.notes + tuple(f"tool_unavailable:{name}" for name in request.unavailable_tools)
-    return ConversationView(shown, callable_tools, recorded.with_state(state), notes)
+    unavailable = (f"tool_unavailable:{name}" for name in request.unavailable_tools)
+    notes = (*plan.notes, *kept.notes, *unavailable)
+    return ConversationView(shown, callable_tools, recorded.with_state(kept.state), notes)
+
+
+def _with_view(
+    request: Request,
+    system: tuple[Block, ...],
+    turns: tuple[Turn, ...],
+    tools: tuple[ToolSpec, ...],
+) -> Request:
+    """Return the request with these parts, which is the same object if they are."""
+    same = system is request.system and turns is request.turns and tools is request.tools
+    if same:
+        return request
+    return msgspec.structs.replace(request, system=system, turns=turns, tools=tools)
 
 
 def _add_notice(state: ConversationState, request: Request) -> ConversationState:

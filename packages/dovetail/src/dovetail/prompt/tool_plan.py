@@ -32,6 +32,8 @@ Tools = tuple[ToolSpec, ...]
 
 _MAX_CACHED_BYTES = 32 << 20  # of definitions
 _MAX_CACHED_LISTS = 512
+_HEAD_LOST = "tool_head_lost"
+_HEAD_REPLACED = "tool_head_replaced"
 _ADDED_TEXT = "These tools are available from now on:"
 _CHANGED_TEXT = "The definitions of these tools have changed:"
 _AGAIN_TEXT = "These tools are available again:"
@@ -53,6 +55,11 @@ class ToolPlan:
     turns: tuple[Turn, ...]
     state: ConversationState
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_head_replaced(self) -> bool:
+        """Whether the head differs from the recorded one."""
+        return _HEAD_LOST in self.notes or _HEAD_REPLACED in self.notes
 
 
 class _DeclaredTools(NamedTuple):
@@ -111,10 +118,10 @@ class ToolPlanner:
             return ToolPlan(declared.head, declared.head, loaded.turns, state, loaded.notes)
         head = self._recorded_head(declared, state)
         if head is None:
-            return _add_note(self._plan_new_head(declared, loaded, state), "tool_head_lost")
+            return _add_note(self._plan_new_head(declared, loaded, state), _HEAD_LOST)
         plan = self._plan_recorded_head(head, declared, loaded, state)
         if _is_new_head_cheaper(plan, known_chars):
-            return _add_note(self._plan_new_head(declared, loaded, state), "tool_head_replaced")
+            return _add_note(self._plan_new_head(declared, loaded, state), _HEAD_REPLACED)
         return plan
 
     def _sort(self, tools: Tools) -> _DeclaredTools:
