@@ -9,7 +9,6 @@ from dovetail_model import (
     Block,
     Identity,
     Message,
-    Request,
     Role,
     TextBlock,
     ToolCallBlock,
@@ -42,8 +41,7 @@ class Session:
 
     def send(self, *turns: Turn, response: Turn | None = None) -> tuple[Turn, ...]:
         """Send a request and record the response to it. Returns the turns with moved content."""
-        request = Request("m", turns, identity=self.identity)
-        used = self.moved.restore(request).turns
+        used = self.moved.restore(self.identity, turns).turns
         if response is not None:
             message = Message(response.blocks)  # type: ignore[arg-type]
             self.moved.record(self.identity, SentTurns(turns, used, 100), message)
@@ -126,4 +124,4 @@ def test_memory_is_bounded() -> None:
         message = Message((ToolCallBlock(f"c{at}", "run", "{}"),))
         moved.record(Identity(tenant="t"), SentTurns(turns, turns, 100), message)
     old = (turn("user", "Go."), call("c1"), result("c1", NEWER))
-    assert moved.restore(Request("m", old, identity=Identity(tenant="t"))).turns == old
+    assert moved.restore(Identity(tenant="t"), old).turns == old

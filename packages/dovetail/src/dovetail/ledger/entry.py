@@ -63,6 +63,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `state_entry`: the entry that holds the state, if this one does not; empty if there is none.
     `names_session`: whether the client named the session. Older entries do not record it and
     count as named.
+    `request_tail`: the texts at the end of the request that the client may move, opaque to the
+    ledger.
 
     Entries are stored as arrays: the order of the fields is the format, their names are not.
     """
@@ -92,6 +94,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: bytes = b""
     state_entry: str = ""
     names_session: bool = True
+    request_tail: bytes = b""
 
     @property
     def session_name(self) -> str:

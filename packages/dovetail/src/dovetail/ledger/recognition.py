@@ -86,6 +86,11 @@ class TurnRecognizer:
         """Return the entry as which a turn was recognized, if any."""
         return await self._load_entry(match.steps[index].match, scope)
 
+    async def find_by_handle(self, turn: Turn, scope: RecognitionScope) -> LedgerEntry | None:
+        """Return the only entry that the handles of a turn identify, or None."""
+        found = await self._find_by_handles(self._digests.get(turn), scope)
+        return found[0] if len(found) == 1 else None
+
     async def resolve(self, match: HistoryMatch, scope: RecognitionScope) -> RecognizedHistory:
         """Decide which tokens of a matched history can be reused."""
         notes = list(match.notes)

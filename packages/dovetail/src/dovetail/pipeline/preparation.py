@@ -202,7 +202,10 @@ class ChatPreparer:
             prompt=snapshot,
             history_keys=_turn_keys(prepared, generation, entry),
         )
-        self._renderer.record_sent(prepared.request.identity, prepared.turns, generation.message())
+        tail = self._renderer.record_sent(
+            prepared.request.identity, prepared.turns, generation.message()
+        )
+        entry = msgspec.structs.replace(entry, request_tail=tail) if tail else entry
         await self._ledger.record(entry, prepared.prompt.ids)
 
     async def predict_next_prompt(

@@ -23,6 +23,7 @@ from dovetail.models.thinking import merge_thinking, resolve_switches
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, MIN_OFFLOAD_SIZE, run_in_thread
 from dovetail.pipeline.context_editor import ContextEditor
 from dovetail.pipeline.documents import DocumentReader, lacks_text, max_document_chars
+from dovetail.pipeline.moved_content import MovedContentKeeper
 from dovetail.pipeline.normalization import RequestNormalizer
 from dovetail.pipeline.stop_sequences import StopScope
 from dovetail.pipeline.token_bound import check_can_fit, count_text_chars
@@ -35,7 +36,7 @@ from dovetail.prompt.conversation_state import (
     digest_edits,
 )
 from dovetail.prompt.conversation_view import ConversationView, build_view
-from dovetail.prompt.moved_content import NO_TURNS, MovedContent, SentTurns
+from dovetail.prompt.moved_content import NO_TURNS, SentTurns
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.reasoning_retention import (
     ReasoningPolicy,
@@ -43,6 +44,7 @@ from dovetail.prompt.reasoning_retention import (
     find_loop_start,
 )
 from dovetail.prompt.renderer import PromptRenderer
+from dovetail.prompt.request_tail import encode_tail
 from dovetail.prompt.template import RenderError
 from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail.prompt.volatile_text import NormalizationOptions
@@ -136,7 +138,11 @@ class ConversationRenderer:
         restorer = SealRestorer(self._sealer, self._renderers.default.encode_blocks)
         self._recognizer = TurnRecognizer(ledger, restorer, replay=settings.replay)
         self._tool_planner = ToolPlanner(self._renderers.default.tool_notation)
-        self._moved = MovedContent() if settings.keep_moved_content else None
+        self._moved = (
+            MovedContentKeeper(self._recognizer, model.fingerprint)
+            if settings.keep_moved_content
+            else None
+        )
         self._owners: dict[str, TurnOwner] = {}
         self._documents = DocumentReader(
             max_document_chars(settings.max_context, model.context_length)
@@ -165,7 +171,7 @@ class ConversationRenderer:
         `window` is the size of the context window. Without `edit`, no context edit is in force.
         """
         sent = request.turns
-        request = self._moved.restore(request) if self._moved is not None else request
+        request = await self._moved.restore(request) if self._moved is not None else request
         used = request.turns
         request = await self._normalizer.normalize(request, max_tokens)
         self._check_request(request)
@@ -215,10 +221,15 @@ class ConversationRenderer:
             SentTurns(sent, used, match.chars),
         )
 
-    def record_sent(self, identity: Identity, turns: SentTurns, response: Message) -> None:
-        """Record a request and its response, to find content that the client moves."""
-        if self._moved is not None:
-            self._moved.record(identity, turns, response)
+    def record_sent(self, identity: Identity, turns: SentTurns, response: Message) -> bytes:
+        """Record a request and its response, to find content that the client moves.
+
+        Returns the end of the request for the entry of the response.
+        """
+        if self._moved is None:
+            return b""
+        self._moved.record(identity, turns, response)
+        return encode_tail(turns.used)
 
     def _check_request(self, request: Request) -> None:
         if not request.turns and not request.system:

@@ -6,7 +6,8 @@ would change the prompt from that place on. It stays where the model read it ins
 new copy is at the end anyway.
 
 The earlier request is identified by the ids of the calls that the model made in response to it,
-which are unique, or by the session that the client names. Only text at the end of a message, or a
+which are unique, or by the session that the client names. Requests of other processes are not in
+memory, but `request_tail` records their ends in the ledger. Only text at the end of a message, or a
 message, is restored, and only if the end of the request has text with the same first line: what a
 user deletes is not restored.
 """
@@ -15,13 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dovetail.ledger.store import make_call_key
-from dovetail.prompt.turn_order import replace_turns
 from dovetail.storage.lru import LruCache
 from dovetail_model import (
     Block,
     Identity,
     Message,
-    Request,
     Role,
     TextBlock,
     ToolCallBlock,
@@ -47,7 +46,19 @@ class SentTurns(NamedTuple):
 NO_TURNS = SentTurns((), ())
 
 
-class _Group(NamedTuple):
+class RestoredTurns(NamedTuple):
+    """The turns of a request with moved content.
+
+    `known`: the earlier request that it continues, if any. `is_current`: whether only one response
+    followed that request.
+    """
+
+    turns: Turns
+    known: SentTurns | None = None
+    is_current: bool = False
+
+
+class TurnGroup(NamedTuple):
     """The turns before an assistant turn, and that turn; None at the end of the request."""
 
     turns: Turns
@@ -64,15 +75,14 @@ class MovedContent:
             max_size=max_chars, size_of=lambda sent: sent.chars
         )
 
-    def restore(self, request: Request) -> Request:
-        """Return a request with content that was moved to its end, where the model read it."""
-        turns = request.turns
-        before = self._find(request.identity, turns)
+    def restore(self, identity: Identity, turns: Turns) -> RestoredTurns:
+        """Return turns with content that was moved to their end, where the model read it."""
+        before, is_current = self._find(identity, turns)
         if before is None:
-            return request
-        if before.used == before.sent and turns[: len(before.sent)] == before.sent:
-            return request
-        return replace_turns(request, request.system, _restore(turns, before))
+            return RestoredTurns(turns)
+        if before.used != before.sent or turns[: len(before.sent)] != before.sent:
+            turns = _restore(turns, before)
+        return RestoredTurns(turns, before, is_current)
 
     def record(self, identity: Identity, turns: SentTurns, response: Message) -> None:
         """Record the turns of a request by the calls of its response and by its session."""
@@ -82,15 +92,21 @@ class MovedContent:
         if identity.session is not None:
             self._sent.put((identity.tenant, "session " + identity.session), turns)
 
-    def _find(self, identity: Identity, turns: Turns) -> SentTurns | None:
+    def _find(self, identity: Identity, turns: Turns) -> tuple[SentTurns | None, bool]:
+        """Return the last known request that these turns continue, and whether it is current."""
         tenant, session = identity.tenant, identity.session
+        is_current = True
         for turn in reversed(turns):
-            for block in turn.blocks if turn.role == "assistant" else ():
+            if turn.role != "assistant":
+                continue
+            for block in turn.blocks:
                 if isinstance(block, ToolCallBlock):
                     known = self._sent.get((tenant, "call " + make_call_key(block.id)))
                     if known is not None:
-                        return self._newer(tenant, session, known)
-        return self._sent.get((tenant, "session " + session)) if session is not None else None
+                        return self._newer(tenant, session, known), is_current
+            is_current = False
+        last = self._sent.get((tenant, "session " + session)) if session is not None else None
+        return last, False
 
     def _newer(self, tenant: str, session: str | None, known: SentTurns) -> SentTurns:
         """Return the last request of the session if it continues this one."""
@@ -101,10 +117,10 @@ class MovedContent:
 
 
 def _restore(turns: Turns, before: SentTurns) -> Turns:
-    *groups, end = _split(turns)
-    end_texts = [text for _, block in _parts(end.turns) for text in _texts(block)]
+    *groups, end = split_groups(turns)
+    end_texts = list_texts(end.turns)
     restored: list[Turn] = []
-    known = zip(_split(before.sent), _split(before.used), strict=False)
+    known = zip(split_groups(before.sent), split_groups(before.used), strict=False)
     for at, (group, (sent, used)) in enumerate(zip(groups, known, strict=False)):
         same = group.turns in (sent.turns, used.turns)
         if not same and not _is_moved(sent.turns, group.turns, end_texts):
@@ -115,25 +131,26 @@ def _restore(turns: Turns, before: SentTurns) -> Turns:
             break
         restored += [group.assistant] if group.assistant is not None else []
     else:
-        at = min(len(groups), len(_split(before.sent)))
+        at = min(len(groups), len(split_groups(before.sent)))
     rest = (turn for group in groups[at:] for turn in (*group.turns, group.assistant) if turn)
     return (*restored, *rest, *end.turns)
 
 
-def _split(turns: Turns) -> list[_Group]:
-    groups: list[_Group] = []
+def split_groups(turns: Turns) -> list[TurnGroup]:
+    """Split turns at the assistant turns. The last group is the end of the request."""
+    groups: list[TurnGroup] = []
     start = 0
     for at, turn in enumerate(turns):
         if turn.role == "assistant":
-            groups.append(_Group(turns[start:at], turn))
+            groups.append(TurnGroup(turns[start:at], turn))
             start = at + 1
-    return [*groups, _Group(turns[start:], None)]
+    return [*groups, TurnGroup(turns[start:], None)]
 
 
 def _is_moved(before: Turns, now: Turns, end_texts: Sequence[str]) -> bool:
     """Return whether `now` lacks only text that has moved to the end."""
     removed = _find_removed(list(_parts(before)), list(_parts(now)))
-    return bool(removed) and all(_has_moved(text, end_texts) for text in removed)
+    return bool(removed) and all(has_moved(text, end_texts) for text in removed)
 
 
 def _find_removed(before: list[_Part], now: list[_Part]) -> list[str]:
@@ -157,7 +174,13 @@ def _find_removed(before: list[_Part], now: list[_Part]) -> list[str]:
     return removed
 
 
-def _has_moved(text: str, end_texts: Sequence[str]) -> bool:
+def list_texts(turns: Turns) -> list[str]:
+    """Return the texts of turns and of the tool results in them."""
+    return [text for _, block in _parts(turns) for text in _texts(block)]
+
+
+def has_moved(text: str, end_texts: Sequence[str]) -> bool:
+    """Return whether the end of a request has a text with the same first line."""
     heading = text.strip().partition("\n")[0].strip()
     if len(heading) < _MIN_HEADING_CHARS:
         return text.strip() in map(str.strip, end_texts)
