@@ -17,11 +17,12 @@ from server_setup import QWEN3_CODER, call, server_setup, text, think, turns
 from tool_loops import find_loop_steps
 
 from dovetail.launch.client_version import find_version
+from dovetail_model import OutputBlock
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
 FAMILY = QWEN3_CODER
-OUTPUTS = (
+OUTPUTS: Sequence[Sequence[Sequence[OutputBlock]]] = (
     (
         [think("I write."), call("Bash", command="echo eins > new.txt", description="Write")],
         [think("That is all."), text("Written.")],
