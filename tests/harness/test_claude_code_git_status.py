@@ -1,6 +1,6 @@
 """The real Claude Code resumes a session in a repository whose state has changed.
 
-Version 2.1.197 writes the state into its system text, and writes it anew when it resumes: the model
+Version 2.1.197 writes the state into its system text, and renews it when it resumes: the model
 still reads the earlier text in its place, and the new one at the end. Version 2.1.325 has it in an
 inline message, which it does not change.
 """

@@ -151,7 +151,7 @@ def test_many_changes_give_a_new_head() -> None:
     _run(main())
 
 
-def test_sections_are_not_kept_if_the_setting_is_off() -> None:
+def test_setting_turns_the_sections_off() -> None:
     async def main() -> None:
         runner, agent = _runner(_model(), keep=False), MessagesAgent()
         agent.set_system(_system("main"))

@@ -38,7 +38,7 @@ class PromptAddition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SystemSection(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A section of the system text that the client may write anew.
+    """A section of the system text that the client may renew.
 
     `shown`: the section in the head. `newest`: the section that the model read last.
     `rest`: the digest of the system text without it.

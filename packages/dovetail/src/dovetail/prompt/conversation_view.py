@@ -60,23 +60,23 @@ def build_view(
         known_chars,
         changed=match.tools_changed,
     )
-    kept = SectionView(request.system, _add_notice(plan.state, request))
+    sections = SectionView(request.system, _add_notice(plan.state, request))
     if keep_sections:
-        kept = keep_section(
+        sections = keep_section(
             request.system,
-            kept.state,
+            sections.state,
             plan.head,
             0 if plan.is_head_replaced else known_chars,
             can_announce=bool(request.turns) and can_append(request.turns[-1]),
         )
-    turns, additions = plan.turns, kept.state.additions
+    turns, additions = plan.turns, sections.state.additions
     if additions:
         turns = append_additions(turns, match.entry_positions(), additions)
-    shown = _with_view(request, kept.system, turns, plan.head)
+    shown = _with_view(request, sections.system, turns, plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
     unavailable = (f"tool_unavailable:{name}" for name in request.unavailable_tools)
-    notes = (*plan.notes, *kept.notes, *unavailable)
-    return ConversationView(shown, callable_tools, recorded.with_state(kept.state), notes)
+    notes = (*plan.notes, *sections.notes, *unavailable)
+    return ConversationView(shown, callable_tools, recorded.with_state(sections.state), notes)
 
 
 def _with_view(

@@ -84,10 +84,10 @@ def _split_last_text(
     if start is None:
         return None
     assert isinstance(last, TextBlock)
-    kept = last.text[:start].rstrip()
-    if kept:
-        shorter = Turn(turn.role, (*turn.blocks[:-1], TextBlock(kept)))
-        return (*before, shorter), last.text[len(kept) :], "text"
+    start_text = last.text[:start].rstrip()
+    if start_text:
+        shorter = Turn(turn.role, (*turn.blocks[:-1], TextBlock(start_text)))
+        return (*before, shorter), last.text[len(start_text) :], "text"
     if len(turn.blocks) > 1:
         return (*before, Turn(turn.role, turn.blocks[:-1])), last.text, "block"
     return tuple(before), last.text, "turn"

@@ -1,4 +1,4 @@
-"""Sections of the system text that a harness writes anew when it resumes a session.
+"""Sections of the system text that a harness renews when it resumes a session.
 
 Claude Code ends its system text with the state of the Git repository, and computes it again when it
 resumes. The system text is at the start of the prompt, so the change would invalidate the whole
