@@ -40,6 +40,7 @@ from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import STREAM_START_TIMEOUT_SECONDS, ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
+from dovetail.server_tools.runner import ServerTools
 from dovetail.telemetry.record import RequestRecorder
 
 NAME = "some-org/some-model"
@@ -255,11 +256,14 @@ def service(
     count: int = 1,
     template: str = _TEMPLATE,
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
+    server_tools: ServerTools | None = None,
+    ledger: Ledger | None = None,
 ) -> tuple[ModelRegistry, StageEngine]:
     """A registry of one model (or several under numbered names), all on one engine."""
     model = tiny_model(template)
     engine = StageEngine(model)
-    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+    ledger = ledger or Ledger(MemoryLedgerStore())
+    preparer = ChatPreparer(model, ledger, Keyring([bytes(32)]))
     entries = [
         TokenModel(
             names=(NAME, "second-name") if not at else (f"model-{at}",),
@@ -272,7 +276,8 @@ def service(
         )
         for at in range(count)
     ]
-    return ModelRegistry(entries, {ALIAS: NAME, "claude-*": NAME}), engine
+    aliases = {ALIAS: NAME, "claude-*": NAME}
+    return ModelRegistry(entries, aliases, server_tools=server_tools), engine
 
 
 @asynccontextmanager
@@ -287,6 +292,8 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     recorders: Sequence[RequestRecorder] = (),
     timeouts: ConnectionTimeouts = DEFAULT_TIMEOUTS,
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
+    server_tools: ServerTools | None = None,
+    ledger: Ledger | None = None,
 ) -> AsyncIterator[Stage]:
     """Run a server during the block.
 
@@ -297,6 +304,8 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
         count=count,
         template=template,
         start_timeout_seconds=start_timeout_seconds,
+        server_tools=server_tools,
+        ledger=ledger,
     )
     app = App(registry or default_registry, options, recorders=recorders)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)

@@ -2,11 +2,14 @@
 
 from dovetail_model.block import (
     Block,
+    CitedTextBlock,
     ContentBlock,
     DocumentBlock,
     ImageBlock,
     OutputBlock,
     ReasoningBlock,
+    ResponseBlock,
+    SealedTextBlock,
     TextBlock,
     ToolCallBlock,
     ToolReferenceBlock,
@@ -81,7 +84,13 @@ from dovetail_model.request import (
     Thinking,
     Turn,
 )
-from dovetail_model.server_tool import ServerTool, ServerToolKind
+from dovetail_model.server_tool import (
+    Citation,
+    ServerTool,
+    ServerToolKind,
+    ServerToolResult,
+    WebResult,
+)
 from dovetail_model.tool import ToolChoice, ToolSpec
 from dovetail_model.usage import Usage
 
@@ -92,6 +101,8 @@ __all__ = [
     "CallArgs",
     "CallClose",
     "CallOpen",
+    "Citation",
+    "CitedTextBlock",
     "ClearThinking",
     "ClearToolUses",
     "ClientError",
@@ -135,11 +146,14 @@ __all__ = [
     "RejectedField",
     "Request",
     "RequestTooLarge",
+    "ResponseBlock",
     "ResponseNotFound",
     "Role",
     "Sampling",
+    "SealedTextBlock",
     "ServerTool",
     "ServerToolKind",
+    "ServerToolResult",
     "SpanEnd",
     "TextBlock",
     "TextDelta",
@@ -155,6 +169,7 @@ __all__ = [
     "Unauthenticated",
     "Unsupported",
     "Usage",
+    "WebResult",
     "base64_size",
     "decode_base64",
     "describe_document",

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from dovetail_model.server_tool import Citation, ServerToolKind, ServerToolResult
 from dovetail_model.tool import ToolSpec
 
 
@@ -16,6 +17,21 @@ class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     type: ClassVar[Literal["text"]] = "text"
     text: str
     raw: str = ""
+
+
+class CitedTextBlock(TextBlock, frozen=True, tag="text"):
+    """Visible text of a response that refers to results of server tools."""
+
+    citations: tuple[Citation, ...] = ()
+
+
+class SealedTextBlock(TextBlock, frozen=True, tag="text"):
+    """A part of a server tool's result in a history, with an opaque copy of what the model read.
+
+    `text` is what is known without opening the seal.
+    """
+
+    seal: str = ""
 
 
 class ReasoningBlock(msgspec.Struct, frozen=True, tag="reasoning"):
@@ -33,6 +49,7 @@ class ToolCallBlock(msgspec.Struct, frozen=True, tag="tool_call"):
     `arguments` is JSON text, or free text if the tool is a custom tool.
     `complete` is False for a call that the model did not finish: its arguments are a prefix and
     must not be executed.
+    `server` is what a call of a server tool does; None if the client runs it.
     """
 
     type: ClassVar[Literal["tool_call"]] = "tool_call"
@@ -43,6 +60,7 @@ class ToolCallBlock(msgspec.Struct, frozen=True, tag="tool_call"):
     custom: bool = False
     complete: bool = True
     raw: str = ""
+    server: ServerToolKind | None = None
 
 
 class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
@@ -104,3 +122,6 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
 
 Block = ReasoningBlock | ToolCallBlock | ToolResultBlock | ContentBlock
 OutputBlock = TextBlock | ReasoningBlock | ToolCallBlock
+"""A block that a model generates."""
+ResponseBlock = OutputBlock | ServerToolResult
+"""A block of a response."""

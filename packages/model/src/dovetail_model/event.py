@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from dovetail_model.context import AppliedEdit
+from dovetail_model.server_tool import Citation, ServerToolKind, ServerToolResult
 from dovetail_model.usage import Usage
 
 FinishReason = Literal[
@@ -19,6 +20,7 @@ FinishReason = Literal[
     "context_window",
     "refusal",
     "compaction",
+    "pause",
     "cancelled",
     "error",
 ]
@@ -57,7 +59,7 @@ class CallOpen(msgspec.Struct, frozen=True, tag="call_open", gc=False):
     """The start of a tool call, emitted once its name is known and its arguments have begun.
 
     It is never withdrawn. `index` counts the calls of the message. `id` is the model's own id, if
-    its format has one.
+    its format has one. `server` is what a call of a server tool does; None if the client runs it.
     """
 
     type: ClassVar[Literal["call_open"]] = "call_open"
@@ -67,6 +69,7 @@ class CallOpen(msgspec.Struct, frozen=True, tag="call_open", gc=False):
     namespace: str | None = None
     custom: bool = False
     raw: str = ""
+    server: ServerToolKind | None = None
 
 
 class CallArgs(msgspec.Struct, frozen=True, tag="call_args", gc=False):
@@ -151,6 +154,8 @@ Event = (
     | CallOpen
     | CallArgs
     | CallClose
+    | ServerToolResult
+    | Citation
     | Usage
     | Logprobs
     | Compaction

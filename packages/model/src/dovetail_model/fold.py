@@ -4,13 +4,20 @@ Streaming is the only implementation: a non-streaming response is a folded strea
 decides what a truncated call means, for every API.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
 
 import msgspec
 
-from dovetail_model.block import OutputBlock, ReasoningBlock, TextBlock, ToolCallBlock
+from dovetail_model.block import (
+    CitedTextBlock,
+    OutputBlock,
+    ReasoningBlock,
+    ResponseBlock,
+    TextBlock,
+    ToolCallBlock,
+)
 from dovetail_model.context import AppliedEdit
 from dovetail_model.event import (
     AppliedEdits,
@@ -29,6 +36,7 @@ from dovetail_model.event import (
     TextDelta,
     TokenLogprob,
 )
+from dovetail_model.server_tool import Citation, ServerToolResult
 from dovetail_model.usage import Usage
 
 _Delta = TextDelta | ReasoningDelta | CallArgs
@@ -41,6 +49,7 @@ class Message(msgspec.Struct, frozen=True):
 
     `raw` is the complete model output. If there are blocks, it equals their joined `raw`.
     `compaction` is the summary that precedes the blocks, if the history was compacted.
+    `server_results` are results of server tools, each with the number of blocks before it.
     """
 
     blocks: tuple[OutputBlock, ...] = ()
@@ -53,6 +62,16 @@ class Message(msgspec.Struct, frozen=True):
     raw: str = ""
     compaction: Compaction | None = None
     applied_edits: tuple[AppliedEdit, ...] = ()
+    server_results: tuple[tuple[int, ServerToolResult], ...] = ()
+
+    def response_blocks(self) -> Iterator[ResponseBlock]:
+        """Yield the blocks and the results of server tools in the order of the response."""
+        start = 0
+        for end, result in self.server_results:
+            yield from self.blocks[start:end]
+            yield result
+            start = end
+        yield from self.blocks[start:]
 
 
 class Fold:
@@ -73,6 +92,7 @@ class Fold:
         "_parts",
         "_run",
         "_runs",
+        "_server_results",
         "_usage",
     )
 
@@ -89,6 +109,7 @@ class Fold:
         self._logprobs: list[TokenLogprob] = []
         self._compaction: Compaction | None = None
         self._applied_edits: tuple[AppliedEdit, ...] = ()
+        self._server_results: list[tuple[int, ServerToolResult]] = []
 
     def add(self, event: Event) -> None:
         if type(event) is self._runs:
@@ -144,6 +165,10 @@ class Fold:
                 self._compaction = event
             case AppliedEdits(edits=edits):
                 self._applied_edits = edits
+            case ServerToolResult():
+                self._server_results.append((len(self._parts), event))
+            case Citation() if self._parts:
+                self._parts[-1].citations.append(event)
 
     def message(self) -> Message:
         self._join()
@@ -160,6 +185,7 @@ class Fold:
             raw="".join(self._lead) + "".join(block.raw for block in blocks),
             compaction=self._compaction,
             applied_edits=self._applied_edits,
+            server_results=tuple(self._server_results),
         )
 
     def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:
@@ -205,7 +231,7 @@ class Fold:
 class _BlockBuilder:
     """A block under construction."""
 
-    __slots__ = ("ended", "grows_by", "id", "open", "raw", "seal", "text")
+    __slots__ = ("citations", "ended", "grows_by", "id", "open", "raw", "seal", "text")
 
     def __init__(
         self, grows_by: type[_Delta], opened: CallOpen | None = None, id: str = ""
@@ -217,6 +243,7 @@ class _BlockBuilder:
         self.raw: list[str] = []
         self.ended = False
         self.seal: str | None = None
+        self.citations: list[Citation] = []
 
     def add(self, text: str, raw: str) -> None:
         self.text.append(text)
@@ -241,7 +268,10 @@ class _BlockBuilder:
                 custom=self.open.custom,
                 complete=self.ended,
                 raw=raw,
+                server=self.open.server,
             )
+        if self.grows_by is TextDelta and self.citations:
+            return CitedTextBlock(text, raw, tuple(self.citations))
         if self.grows_by is TextDelta:
             return TextBlock(text=text, raw=raw)
         return ReasoningBlock(text=text, seal=self.seal, raw=raw)

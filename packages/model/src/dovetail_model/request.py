@@ -145,6 +145,8 @@ class Request(msgspec.Struct, frozen=True):
 
     `tools` are the tools that the client runs, and those that the server offers for server tools.
     `unavailable_tools` are the names of declared tools that the server cannot run.
+    `max_server_calls` limits the calls of server tools in the response. If `can_pause`, a response
+    that reaches a limit of the server ends early, and the client may continue it.
     `ignored` lists the paths of fields that have no effect. They are reported to the client.
     `client` has the fields as the client sent them. Only upstream engines read it.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
@@ -168,3 +170,5 @@ class Request(msgspec.Struct, frozen=True):
     echo: object = None
     server_tools: tuple[ServerTool, ...] = ()
     unavailable_tools: tuple[str, ...] = ()
+    max_server_calls: int | None = None
+    can_pause: bool = False

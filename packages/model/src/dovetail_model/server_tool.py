@@ -1,7 +1,7 @@
 """Server tools: tools that the API's own server runs, within the response."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -36,3 +36,52 @@ class ServerTool(msgspec.Struct, frozen=True):
     blocked_domains: tuple[str, ...] = ()
     location: Mapping[str, Any] | None = None
     max_content_tokens: int | None = None
+
+
+class WebResult(msgspec.Struct, frozen=True):
+    """One result of a search, or a fetched page.
+
+    `text`: What the model read about it, or the text of the page.
+    `seal`: The opaque copy of what the model read, which a client sends back.
+    """
+
+    url: str
+    title: str = ""
+    text: str = ""
+    page_age: str | None = None
+    seal: str = ""
+
+
+class ServerToolResult(msgspec.Struct, frozen=True, tag="server_tool_result"):
+    """The result of a call that the server ran: an event of the stream, and a block of the message.
+
+    `index`, `call_id`: The call.
+    `results`: What was found; one page of `web_fetch`.
+    `error`: The code of an error. Then there are no results.
+    `seals`: The opaque copies of everything that the model read.
+    """
+
+    type: ClassVar[Literal["server_tool_result"]] = "server_tool_result"
+    index: int
+    call_id: str
+    kind: ServerToolKind
+    results: tuple[WebResult, ...] = ()
+    error: str | None = None
+    seals: tuple[str, ...] = ()
+    raw: str = ""
+
+
+class Citation(msgspec.Struct, frozen=True, tag="citation", gc=False):
+    """A reference of the open text block to a result.
+
+    `text`: The beginning of what the result contains.
+    `start`, `end`: The place of the reference in the block, in characters.
+    """
+
+    type: ClassVar[Literal["citation"]] = "citation"
+    number: int
+    url: str
+    title: str
+    text: str
+    start: int
+    end: int

@@ -59,6 +59,7 @@ from dovetail_protocols.responses import (
     with_effective_sampling,
 )
 from dovetail_protocols.responses.upstream_request import build_responses_request
+from dovetail_protocols.server_results import NO_RESULTS_TEXT, write_page, write_tool_error
 from dovetail_protocols.sse import ServerEvent, SseReader
 from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 from dovetail_protocols.upstream import ReasoningField, ToolNames, UpstreamDialect, UpstreamRequest
@@ -78,6 +79,7 @@ __all__ = [
     "MAX_JSON_DEPTH",
     "MESSAGES",
     "MODELS_ETAG_HEADER",
+    "NO_RESULTS_TEXT",
     "RESPONSES",
     "SUMMARY_INSTRUCTION",
     "SUMMARY_PREFACE",
@@ -140,4 +142,6 @@ __all__ = [
     "upstream_support",
     "with_default_model",
     "with_effective_sampling",
+    "write_page",
+    "write_tool_error",
 ]

@@ -38,7 +38,7 @@ class Dispatcher:
                 self._reasoning_text.append(text)
             case SpanEnd(kind="reasoning") if self._reasoning and self._reasoning_text:
                 return self._reasoning_frame()
-            case CallOpen(index=index) if self._tools:
+            case CallOpen(index=index, server=None) if self._tools:
                 self._calls[index] = (event, [])
             case CallArgs(index=index, text=text) if index in self._calls:
                 self._calls[index][1].append(text)

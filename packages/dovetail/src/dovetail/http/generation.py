@@ -278,11 +278,15 @@ class GenerationEndpoint:
             final_frames = None if saver is None else saver.release_held_frame
             keep_alive = self._options.keep_alive
             stream = StreamingResponse(exchange, tracker, codec, encoder, keep_alive, final_frames)
-            generation = run_request(entry, request, new_call_id, stream, observer)
+            generation = run_request(
+                entry, request, new_call_id, stream, observer, self._service.server_tools
+            )
             await stream.run(self._draining.run_abortable(generation), guard)
             return
         response = BufferedResponse(request, codec, tracker)
-        await run_request(entry, request, new_call_id, response, observer)
+        await run_request(
+            entry, request, new_call_id, response, observer, self._service.server_tools
+        )
         body = response.encode_body()
         guard.release()
         if saver is not None:

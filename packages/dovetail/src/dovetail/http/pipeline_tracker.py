@@ -25,6 +25,8 @@ from dovetail_model import (
     Finish,
     ReasoningDelta,
     Request,
+    ServerToolKind,
+    ServerToolResult,
     SpanEnd,
     TextDelta,
     ToolResultBlock,
@@ -45,6 +47,7 @@ class OutputTimeline:
         "_reasoning_spans",
         "_reasoning_started_at",
         "_report",
+        "_returned",
         "_tool_calls",
         "diagnostics",
         "ended_at",
@@ -55,6 +58,7 @@ class OutputTimeline:
         self._reasoning_started_at: float | None = None  # start of the open span
         self._reasoning_spans: list[ReasoningSpan] = []
         self._tool_calls: dict[int, tuple[CallOpen, float, float | None]] = {}
+        self._returned: dict[int, float] = {}  # call index -> time of the result
         self.diagnostics: dict[str, int] = {}
         #: When the response ended.
         self.ended_at: float | None = None
@@ -84,8 +88,9 @@ class OutputTimeline:
                 opened.name if opened.name in tool_names else "",
                 begin - start,
                 None if dispatched is None else dispatched - start,
+                self._returned[index] - start if index in self._returned else None,
             )
-            for opened, begin, dispatched in self._tool_calls.values()
+            for index, (opened, begin, dispatched) in self._tool_calls.items()
         )
 
     def _close_reasoning(self, at: float) -> None:
@@ -110,6 +115,10 @@ class OutputTimeline:
         if opened is not None:
             self._tool_calls[event.index] = (opened, begin, at)
 
+    def _add_server_result(self, event: ServerToolResult, at: float) -> None:
+        if event.index in self._tool_calls:
+            self._returned[event.index] = at
+
     def _count_diagnostic(self, event: Diagnostic, at: float) -> None:
         self.diagnostics[event.code] = self.diagnostics.get(event.code, 0) + 1
         self._report.add(event.code)
@@ -123,6 +132,7 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
     SpanEnd: OutputTimeline._end_span,
     CallOpen: OutputTimeline._open_call,
     CallClose: OutputTimeline._close_call,
+    ServerToolResult: OutputTimeline._add_server_result,
     Diagnostic: OutputTimeline._count_diagnostic,
     Finish: OutputTimeline._end,
     Failure: OutputTimeline._end,
@@ -221,6 +231,8 @@ class PipelineTracker:
     def create_observer(self) -> RequestObserver:
         return RequestObserver(
             on_prepared=self._on_prepared,
+            on_next_turn=self._on_next_turn,
+            on_server_call=self._on_server_call,
             on_note=self._report.add,
             on_inexact=self._on_inexact,
             on_migrated=self._on_migrated,
@@ -238,9 +250,20 @@ class PipelineTracker:
     def _on_prepared(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self.prepared_at = perf_counter()
-        self.prefix = prefix_stats(prepared)
+        self._count_prompt(prepared, None)
+
+    def _on_next_turn(self, prepared: PreparedRequest) -> None:
+        """Add a further model turn of the response, whose usage is added up as well."""
+        self._count_prompt(prepared, self.prefix)
+
+    def _on_server_call(self, kind: ServerToolKind, outcome: str, seconds: float) -> None:
+        self._metrics.count_server_call(kind, outcome, seconds)
+
+    def _count_prompt(self, prepared: PreparedRequest, before: PrefixStats | None) -> None:
+        stats = prefix_stats(prepared)
+        self.prefix = stats if before is None else before.add(stats)
         failed = prepared.prompt.notes.count("splice_failed")
-        self._metrics.count_prompt(self._model, self.prefix, failed)
+        self._metrics.count_prompt(self._model, stats, failed)
         for note in prepared.prompt.notes:
             self._report.add(note)
 

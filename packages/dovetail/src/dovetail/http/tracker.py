@@ -209,6 +209,8 @@ class RequestTracker:
             output_tokens=sum(usage.output_tokens for usage in reported),
             cached_tokens=min(usage.cached_tokens for usage in reported),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in reported),
+            web_searches=sum(usage.web_searches for usage in reported),
+            web_fetches=sum(usage.web_fetches for usage in reported),
         )
 
     def debug_headers(self) -> list[tuple[str, str]]:

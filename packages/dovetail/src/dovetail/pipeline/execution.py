@@ -19,8 +19,10 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
+from dovetail.pipeline.server_tool_loop import ServerToolLoop
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
+from dovetail.server_tools.runner import ServerTools
 from dovetail_model import Compact, ContextOverflow, InvalidRequest, Request, Unsupported
 
 __all__ = ["RequestObserver", "count_tokens", "require_token_model", "run_request"]
@@ -34,13 +36,20 @@ async def run_request(
     new_call_id: Callable[[], str],
     sink: EventSink,
     observer: RequestObserver | None = None,
+    server_tools: ServerTools | None = None,
 ) -> None:
     """Emit the events of all choices. Errors after the first event are emitted as `Failure`."""
     observer = observer or RequestObserver()
 
-    async def run(request: Request, sink: EventSink) -> None:
+    async def run_turn(request: Request, sink: EventSink, observer: RequestObserver) -> None:
         runners = await _create_runners(entry, request, new_call_id, observer)
         await run_all([runner.run(sink) for runner in runners])
+
+    async def run(request: Request, sink: EventSink) -> None:
+        if request.server_tools and server_tools is not None:
+            await ServerToolLoop(run_turn, server_tools, sink, observer).run(request)
+        else:
+            await run_turn(request, sink, observer)
 
     with convert_panics():
         try:

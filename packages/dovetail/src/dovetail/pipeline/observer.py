@@ -4,14 +4,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dovetail.pipeline.preparation import PreparedRequest
-from dovetail_model import Usage
+from dovetail_model import ServerToolKind, Usage
 
 
 @dataclass(frozen=True)
 class RequestObserver:
-    """Callbacks of a request for metrics, logs and headers."""
+    """Callbacks of a request for metrics, logs and headers.
+
+    `on_next_turn`: a further model turn of the same response is prepared, after server tools ran.
+    `on_server_call`: a server tool ran; with its outcome (`ok` or an error code) and its seconds.
+    """
 
     on_prepared: Callable[[PreparedRequest], None] = lambda prepared: None
+    on_next_turn: Callable[[PreparedRequest], None] = lambda prepared: None
+    on_server_call: Callable[[ServerToolKind, str, float], None] = lambda kind, outcome, s: None
     on_note: Callable[[str], None] = lambda note: None
     on_inexact: Callable[[], None] = lambda: None
     on_migrated: Callable[[int], None] = lambda carried: None

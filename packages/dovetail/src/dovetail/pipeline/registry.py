@@ -26,7 +26,9 @@ from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.routing.pool import ReplicaPool
+from dovetail.server_tools.replay import restore_results
 from dovetail.server_tools.resolution import ServerToolResolver
+from dovetail.server_tools.runner import ServerTools
 from dovetail.storage.faults import StoreFaults
 from dovetail_model import NotFound, Request, Sampling
 from dovetail_protocols import DecodeCache
@@ -232,7 +234,7 @@ class ModelRegistry:
     `response_store`: the stored responses.
     `conversations`: the stored conversations.
     `store_faults`: the failures of the stores.
-    `server_tools`: resolves the server tools of requests.
+    `server_tools`: runs server tools; None if the server runs none.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class ModelRegistry:
         aliases: Mapping[str, str] | None = None,
         response_store: ResponseStore | None = None,
         ledger_faults: StoreFaults | None = None,
+        server_tools: ServerTools | None = None,
     ) -> None:
         self.entries = tuple(entries)
         self.response_store = response_store or ResponseStore(MemoryResponseBackend())
@@ -249,7 +252,9 @@ class ModelRegistry:
             one for one in (ledger_faults, self.response_store.faults) if one is not None
         ]
         self.memory = DecodeCache()
-        self.server_tools = ServerToolResolver()
+        self.server_tools = server_tools
+        kinds = frozenset() if server_tools is None else server_tools.kinds
+        self._tool_resolver = ServerToolResolver(kinds)
         self._aliases = dict(aliases or {})
         self._by_name = {name: one for one in entries for name in one.names}
         names = [name for one in entries for name in one.names]
@@ -290,11 +295,16 @@ class ModelRegistry:
                 yield alias, self._by_name[name]
 
     def resolve_tools(self, request: Request) -> Request:
-        """Return a request with the functions of the server tools that can be run for its model."""
+        """Return a request with the functions of the server tools that can be run for its model.
+
+        Results of such tools in its history are as the model read them.
+        """
+        if self.server_tools is not None:
+            request = restore_results(request, self.server_tools.sealer)
         if not request.server_tools:
             return request
         upstream = isinstance(self.find(request.model), UpstreamModel)
-        return self.server_tools.resolve(request, upstream=upstream)
+        return self._tool_resolver.resolve(request, upstream=upstream)
 
     async def start(self) -> None:
         """Connect the stores and start all engines. Stores that are unavailable are logged."""

@@ -13,10 +13,12 @@ from dovetail.ledger.keyring import Keyring, load_or_create_keyring, read_keyrin
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.ledger.seal import Sealer
+from dovetail.ledger.sealed_text import TextSealer
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.ledger.store import LedgerStore
 from dovetail.models.loader import Model, ModelLoadError, load_model
 from dovetail.models.weights import ModelUnavailableError, find_model, find_tokenizer_files
+from dovetail.pipeline.documents import PdfProcesses
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
 from dovetail.pipeline.rendering import PromptSettings
@@ -34,6 +36,9 @@ from dovetail.server.engines import (
     create_upstream_engine,
     discover_remote_engine,
 )
+from dovetail.server_tools.runner import ServerTools
+from dovetail.server_tools.search import create_provider
+from dovetail.server_tools.web_client import WebClient
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
 from dovetail.storage.database_file import move_damaged_file, require_undamaged
@@ -154,6 +159,23 @@ def build_service(config: Config, progress: Progress | None = None) -> ModelRegi
         parse_aliases(config) or default_aliases,
         open_response_store(config, folder),
         shared.ledger.faults,
+        _build_server_tools(config, shared),
+    )
+
+
+def _build_server_tools(config: Config, shared: _SharedParts) -> ServerTools:
+    """Build what runs server tools. Without settings it only opens results of earlier runs."""
+    try:
+        search = None if config.web_search is None else create_provider(config.web_search)
+    except ValueError as error:
+        raise ValueError(f"--web-search: {error}") from error
+    return ServerTools(
+        TextSealer(shared.keyring),
+        search,
+        WebClient(config.web_fetch_private) if config.web_fetch else None,
+        PdfProcesses().extract,
+        timeout_seconds=config.server_tool_timeout,
+        max_turns=config.max_server_tool_turns,
     )
 
 

@@ -132,6 +132,23 @@ class Config:
         "Images and files that the model cannot read: replace (a text describes them, and the text "
         "of PDF files is extracted) or reject (400 if they are in the newest message).",
     )
+    web_search: str | None = _setting(
+        None,
+        "Run web searches for the server tools of the APIs: searxng=URL (a SearXNG instance), or "
+        "command=PROGRAM (JSON on its standard input and output).",
+    )
+    web_fetch: bool = _setting(
+        False, "Fetch web pages for the server tools of the APIs, from public addresses only."
+    )
+    web_fetch_private: bool = _setting(
+        False, "Let --web-fetch also fetch from addresses that are not public. Insecure."
+    )
+    server_tool_timeout: float = _setting(
+        30.0, "Maximum time of one call of a server tool, in seconds."
+    )
+    max_server_tool_turns: int = _setting(
+        10, "Maximum number of model turns of one response that end with calls of server tools."
+    )
     exclude_tools_when_tool_choice_none: bool = _model_setting(
         False, "Leave tools out of the prompt if tool_choice is none."
     )

@@ -30,6 +30,7 @@ _MAX_NUMBER = 1e18
 _MIN_VALUES: Mapping[str, int] = {
     "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
     "max_blocks": 1, "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
+    "max_server_tool_turns": 1, "server_tool_timeout": 1,
     "max_messages": 1, "max_tool_bytes": 1, "max_tools": 0,
     "max_queued_requests": 0, "migration_limit": 0, "queue_timeout": 0, "rate_limit_requests": 1,
     "rate_limit_tokens": 1, "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,

@@ -64,6 +64,7 @@ _HISTOGRAM_HELP = {
     "cached_tokens": "Tokens per prompt that were prefix cache hits of the engine.",
     "dispatch_lead_seconds": "Time from the dispatch of a tool call to the end of its stream.",
     "queue_wait_seconds": "Time from decoding a request to its admission.",
+    "server_tool_seconds": "Time of a call of a server tool.",
     "prepare_seconds": "Time from the admission of a request to its finished prompt.",
 }
 
@@ -180,6 +181,9 @@ class Metrics:
         )
         self._prepare_time = self._histogram(
             "prepare_seconds", _DURATION_BUCKETS_SECONDS, *by_model
+        )
+        self._server_tools = self._histogram(
+            "server_tool_seconds", _DURATION_BUCKETS_SECONDS, "tool", "outcome"
         )
         self._trace_dropped = self._counter(
             "trace_dropped", "Requests that were dropped from the trace."
@@ -300,10 +304,14 @@ class Metrics:
             self._prepare_time.labels(record.model).observe(record.prepared - record.admitted)
         if record.stream and record.last_event is not None:
             for call in record.calls:
-                if call.dispatched is not None:
+                if call.dispatched is not None and call.returned is None:
                     self._dispatch_lead.labels(record.model).observe(
                         record.last_event - call.dispatched
                     )
+
+    def count_server_call(self, tool: str, outcome: str, seconds: float) -> None:
+        """Count a call of a server tool. `outcome` is `ok` or an error code."""
+        self._server_tools.labels(tool, outcome).observe(seconds)
 
     def count_prompt(self, model: str, prefix: PrefixStats, splice_failures: int) -> None:
         """Count a prompt: reason of divergence, origin of its turns, splice failures."""

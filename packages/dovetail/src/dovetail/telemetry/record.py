@@ -23,12 +23,14 @@ class ToolCallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     output.
     `begin`: the time of its first output.
     `dispatched`: the time when the client could run it, None if it was never complete.
+    `returned`: the time when the server had its result, None for a call that the client runs.
     """
 
     id: str
     name: str
     begin: float
     dispatched: float | None = None
+    returned: float | None = None
 
 
 class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +50,18 @@ class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
     reused: int = 0
     reason: str | None = None
     turns: dict[str, int] = {}
+
+    def add(self, other: "PrefixStats") -> "PrefixStats":
+        """Add the prompt of a further model turn of the same response."""
+        kinds = self.turns | other.turns
+        return PrefixStats(
+            self.common + other.common,
+            self.total + other.total,
+            self.lost + other.lost,
+            self.reused + other.reused,
+            self.reason or other.reason,
+            {kind: self.turns.get(kind, 0) + other.turns.get(kind, 0) for kind in kinds},
+        )
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +136,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
                 yield name, begin, end
 
     def call_end(self, call: ToolCallRecord) -> float:
-        """Return the time when a call was complete, or the end of the output if truncated."""
+        """Return the time when a call was complete, or the end of the output if truncated.
+
+        A call that the server ran ends with its result.
+        """
+        if call.returned is not None:
+            return call.returned
         output_end = self.duration if self.last_event is None else self.last_event
         return output_end if call.dispatched is None else call.dispatched
 

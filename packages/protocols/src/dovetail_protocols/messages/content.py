@@ -83,10 +83,10 @@ def _redacted(item: dict[str, Any], path: str) -> tuple[Block, ...]:
 
 def _tool_use(item: dict[str, Any], path: str) -> tuple[Block, ...]:
     block = convert(item, wire.ToolUse, path)
-    return (ToolCallBlock(block.id, block.name, _arguments(block.input)),)
+    return (ToolCallBlock(block.id, block.name, decode_arguments(block.input)),)
 
 
-def _arguments(value: object) -> str:
+def decode_arguments(value: object) -> str:
     """Return arguments as JSON text, with keys in the client's order.
 
     A few clients send JSON text instead of an object.

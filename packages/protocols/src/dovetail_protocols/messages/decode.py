@@ -32,9 +32,10 @@ from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.builtin_tools import decode_server_tool
-from dovetail_protocols.messages.content import decode_content, decode_tool
+from dovetail_protocols.messages.content import decode_arguments, decode_content, decode_tool
 from dovetail_protocols.messages.context import apply_compaction, check_summarizable, decode_context
 from dovetail_protocols.messages.fields import MESSAGES_FIELDS
+from dovetail_protocols.messages.server_blocks import decode_server_turns
 from dovetail_protocols.request_body import RequestBody, convert
 
 _LEGACY_SESSION = re.compile(r"_session_([0-9A-Za-z-]+)$")
@@ -114,21 +115,30 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
         client=sent.client_fields("messages", UnusedFields(unused)),
         echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
         server_tools=_require_server_tool(body.tool_choice, toolbox),
+        can_pause=True,
     )
 
 
 def _turns(body: wire.Request, sent: RequestBody) -> tuple[Turn, ...]:
     decoded = sent.decode_history(
         body.messages,
-        lambda at, raw: _turn(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
+        lambda at, raw: _message(sent.value(raw, f"messages[{at}]"), f"messages[{at}]"),
         indexed=False,
     )
-    return apply_compaction(tuple(decoded))
+    return apply_compaction(tuple(turn for turns in decoded for turn in turns))
 
 
-def _turn(value: object, path: str) -> Turn:
+def _message(value: object, path: str) -> tuple[Turn, ...]:
+    """Decode a message: one turn, or several if the server ran tools within it."""
     message = convert(value, wire.Message, path)
-    return Turn(message.role, decode_content(message.content, f"{path}.content"))
+    content = message.content
+    if message.role == "assistant" and isinstance(content, list):
+        turns = decode_server_turns(
+            content, decode_arguments, lambda item: decode_content([item], f"{path}.content")
+        )
+        if turns is not None:
+            return turns
+    return (Turn(message.role, decode_content(content, f"{path}.content")),)
 
 
 def _system(sent: RequestBody, given: str | list[msgspec.Raw]) -> tuple[Block, ...]:

@@ -15,12 +15,14 @@ from dovetail_model import (
     CallArgs,
     CallClose,
     CallOpen,
+    Citation,
     Compaction,
     Event,
     Failure,
     Finish,
     ReasoningDelta,
     Request,
+    ServerToolResult,
     SpanEnd,
     TextDelta,
     Usage,
@@ -28,7 +30,8 @@ from dovetail_model import (
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
-from dovetail_protocols.json_strings import encode_json_string, escape_json
+from dovetail_protocols.json_strings import encode_json_string as _encode
+from dovetail_protocols.json_strings import escape_json
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import CUSTOM_HEAD, CUSTOM_TAIL
 from dovetail_protocols.messages.error import error_frame
@@ -39,6 +42,11 @@ from dovetail_protocols.messages.message import (
     clean_summary,
     context_out,
     to_usage_out,
+)
+from dovetail_protocols.messages.server_blocks import (
+    encode_citation,
+    encode_result,
+    to_public_id,
 )
 from dovetail_protocols.sse import frame
 
@@ -52,6 +60,7 @@ _DELTA_HEAD = (
 _TEXT_HEAD = _DELTA_HEAD + b'"text_delta","text":'
 _THINKING_HEAD = _DELTA_HEAD + b'"thinking_delta","thinking":'
 _SIGNATURE_HEAD = _DELTA_HEAD + b'"signature_delta","signature":'
+_CITATION_HEAD = _DELTA_HEAD + b'"citations_delta","citation":'
 _INPUT_HEAD = _DELTA_HEAD + b'"input_json_delta","partial_json":'
 _DELTA_TAIL = b"}}\n\n"
 _START = frame(
@@ -61,6 +70,7 @@ _STOP = frame(b'{"type":"content_block_stop","index":%d}', b"content_block_stop"
 _TEXT = b'{"type":"text","text":""}'
 _THINKING = b'{"type":"thinking","thinking":"","signature":""}'
 _COMPACTION = b'{"type":"compaction","content":null}'
+_SERVER_TOOL_USE = b'{"type":"server_tool_use","id":%b,"name":%b,"input":{}}'
 _TOOL_USE = b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
 
 
@@ -177,19 +187,32 @@ class MessagesStream(DeltaRunEncoder):
             return b""
         signature = b""
         if event.seal and self._block.kind is ReasoningDelta:
-            signature = _SIGNATURE_HEAD % self._index + encode_json_string(event.seal) + _DELTA_TAIL
+            signature = _SIGNATURE_HEAD % self._index + _encode(event.seal) + _DELTA_TAIL
         return signature + self._end()
 
     def _on_call_open(self, event: CallOpen) -> bytes:
         ended = self._end()
         self._call = event
         self._sent = event.custom
-        block = _TOOL_USE % (
-            encode_json_string(event.id or self._ids(CALL_PREFIX)),
-            encode_json_string(event.name),
-        )
+        id = event.id or self._ids(CALL_PREFIX)
+        if event.server is not None:
+            block = _SERVER_TOOL_USE % (_encode(to_public_id(id)), _encode(event.server))
+        else:
+            block = _TOOL_USE % (_encode(id), _encode(event.name))
         started = ended + self._open_block(CallArgs, _INPUT_HEAD, block, event.index)
         return started + self._block.frame(CUSTOM_HEAD) if event.custom else started
+
+    def _on_server_result(self, event: ServerToolResult) -> bytes:
+        """Encode the result of a server tool: its block has no deltas."""
+        frames = self._end() + _START % (self._index, msgspec.json.encode(encode_result(event)))
+        self._index += 1
+        return frames + _STOP % (self._index - 1)
+
+    def _on_citation(self, event: Citation) -> bytes:
+        if self._block.kind is not TextDelta:
+            return b""
+        citation = msgspec.json.encode(encode_citation(event))
+        return _CITATION_HEAD % self._index + citation + _DELTA_TAIL
 
     def _on_call_args(self, event: CallArgs) -> bytes:
         text = event.text
@@ -278,6 +301,8 @@ _HANDLERS: dict[type, Callable[..., bytes]] = {
     ReasoningDelta: MessagesStream._on_reasoning,
     SpanEnd: MessagesStream._on_span_end,
     CallOpen: MessagesStream._on_call_open,
+    ServerToolResult: MessagesStream._on_server_result,
+    Citation: MessagesStream._on_citation,
     CallArgs: MessagesStream._on_call_args,
     CallClose: MessagesStream._on_call_close,
     Usage: MessagesStream._on_usage,

@@ -7,13 +7,15 @@ import msgspec
 
 from dovetail_model import (
     AppliedEdit,
+    CitedTextBlock,
     Compaction,
     Failure,
     FinishReason,
     Message,
-    OutputBlock,
     ReasoningBlock,
     Request,
+    ResponseBlock,
+    ServerToolResult,
     TextBlock,
     Usage,
     error_from_failure,
@@ -23,9 +25,14 @@ from dovetail_protocols.json_strings import replace_surrogates
 from dovetail_protocols.messages import wire
 from dovetail_protocols.messages.arguments import input_json
 from dovetail_protocols.messages.context import to_context_out
+from dovetail_protocols.messages.server_blocks import (
+    encode_call,
+    encode_citation,
+    encode_result,
+    to_server_usage,
+)
 
 MESSAGE_PREFIX = "msg_"
-_BlockOut = wire.TextOut | wire.ThinkingOut | wire.ToolUseOut | wire.CompactionOut
 
 STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
@@ -35,6 +42,7 @@ STOP_REASONS: dict[FinishReason, str] = {
     "context_window": "model_context_window_exceeded",
     "refusal": "refusal",
     "compaction": "compaction",
+    "pause": "pause_turn",
 }
 BROKEN_OUTPUT = Failure("engine", "The model's output ended unexpectedly.")
 
@@ -85,6 +93,7 @@ def to_usage_out(
         output_tokens=usage.output_tokens,
         output_tokens_details=wire.OutputDetailsOut(reasoning_tokens) if reasoning_tokens else None,
         iterations=iterations,
+        server_tool_use=to_server_usage(usage.web_searches, usage.web_fetches),
     )
 
 
@@ -107,11 +116,11 @@ def _uncached_tokens(usage: Usage) -> int:
     return max(0, usage.input_tokens - usage.cached_tokens)
 
 
-def _content(message: Message) -> list[_BlockOut]:
-    content: list[_BlockOut] = []
+def _content(message: Message) -> list[wire.BlockOut]:
+    content: list[wire.BlockOut] = []
     if message.compaction is not None:
         content.append(wire.CompactionOut(clean_summary(message.compaction)))
-    content += [_block(block) for block in message.blocks if not _is_blank(block)]
+    content += [_block(block) for block in message.response_blocks() if not _is_blank(block)]
     return content
 
 
@@ -121,13 +130,20 @@ def clean_summary(compaction: Compaction) -> str | None:
     return None if summary is None else replace_surrogates(summary)
 
 
-def _is_blank(block: OutputBlock) -> bool:
+def _is_blank(block: ResponseBlock) -> bool:
     return isinstance(block, TextBlock) and not block.text.strip()
 
 
-def _block(block: OutputBlock) -> wire.TextOut | wire.ThinkingOut | wire.ToolUseOut:
+def _block(block: ResponseBlock) -> wire.BlockOut:
+    if isinstance(block, ServerToolResult):
+        return encode_result(block)
+    if isinstance(block, CitedTextBlock):
+        citations = [encode_citation(one) for one in block.citations]
+        return wire.TextOut(replace_surrogates(block.text), citations)
     if isinstance(block, TextBlock):
         return wire.TextOut(replace_surrogates(block.text))
     if isinstance(block, ReasoningBlock):
         return wire.ThinkingOut(replace_surrogates(block.text), block.seal or "")
+    if block.server is not None:
+        return encode_call(block, input_json(block))
     return wire.ToolUseOut(block.id, replace_surrogates(block.name), input_json(block))

@@ -201,8 +201,16 @@ class Request(msgspec.Struct, frozen=True):
     nvext: Any = None
 
 
-class TextOut(msgspec.Struct, frozen=True, tag="text"):
+class CitationOut(msgspec.Struct, frozen=True, tag="web_search_result_location", kw_only=True):
+    url: str
+    title: str
+    cited_text: str
+    encrypted_index: str
+
+
+class TextOut(msgspec.Struct, frozen=True, tag="text", omit_defaults=True):
     text: str
+    citations: list[CitationOut] | None = None
 
 
 class ThinkingOut(msgspec.Struct, frozen=True, tag="thinking"):
@@ -216,6 +224,62 @@ class ToolUseOut(msgspec.Struct, frozen=True, tag="tool_use"):
     id: str
     name: str
     input: msgspec.Raw
+
+
+class ServerToolUseOut(msgspec.Struct, frozen=True, tag="server_tool_use"):
+    id: str
+    name: str
+    input: msgspec.Raw
+
+
+class FoundPageOut(msgspec.Struct, frozen=True, tag="web_search_result"):
+    """`encrypted_content` is what the model read."""
+
+    url: str
+    title: str
+    encrypted_content: str
+    page_age: str | None
+
+
+class WebSearchErrorOut(msgspec.Struct, frozen=True, tag="web_search_tool_result_error"):
+    error_code: str
+
+
+class WebSearchResultOut(msgspec.Struct, frozen=True, tag="web_search_tool_result"):
+    tool_use_id: str
+    content: list[FoundPageOut] | WebSearchErrorOut
+
+
+class TextSourceOut(msgspec.Struct, frozen=True, tag="text"):
+    data: str
+    media_type: str = "text/plain"
+
+
+class DocumentOut(msgspec.Struct, frozen=True, tag="document"):
+    source: TextSourceOut
+    title: str | None
+
+
+class FetchedPageOut(msgspec.Struct, frozen=True, tag="web_fetch_result"):
+    url: str
+    content: DocumentOut
+
+
+class WebFetchErrorOut(msgspec.Struct, frozen=True, tag="web_fetch_tool_result_error"):
+    error_code: str
+
+
+class WebFetchResultOut(msgspec.Struct, frozen=True, tag="web_fetch_tool_result"):
+    tool_use_id: str
+    content: FetchedPageOut | WebFetchErrorOut
+
+
+ServerResultOut = WebSearchResultOut | WebFetchResultOut
+
+
+class ServerToolUsageOut(msgspec.Struct, frozen=True):
+    web_search_requests: int
+    web_fetch_requests: int
 
 
 class CompactionOut(msgspec.Struct, frozen=True, tag="compaction"):
@@ -270,6 +334,18 @@ class UsageOut(msgspec.Struct, frozen=True, omit_defaults=True):
     output_tokens: int
     output_tokens_details: OutputDetailsOut | None = None
     iterations: list[IterationOut] | None = None
+    server_tool_use: ServerToolUsageOut | None = None
+
+
+BlockOut = (
+    TextOut
+    | ThinkingOut
+    | ToolUseOut
+    | ServerToolUseOut
+    | WebSearchResultOut
+    | WebFetchResultOut
+    | CompactionOut
+)
 
 
 class MessageOut(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
@@ -278,7 +354,7 @@ class MessageOut(msgspec.Struct, frozen=True, tag="message", omit_defaults=True)
     id: str
     role: str
     model: str
-    content: list[TextOut | ThinkingOut | ToolUseOut | CompactionOut]
+    content: list[BlockOut]
     stop_reason: str | None
     stop_sequence: str | None
     usage: UsageOut
