@@ -42,11 +42,13 @@ class ServerToolResolver:
         """Return the request with the functions of its server tools.
 
         Raises `Unsupported` if its only tools are server tools that cannot be run. `upstream`: the
-        engine is a server of the same API, which may have tools that are not available here.
+        engine is a server of OpenAI's APIs, which gets the tools of these APIs as they are.
         """
         declared = request.server_tools
         if not declared:
             return request
+        if upstream and request.client.api != "messages":
+            return msgspec.structs.replace(request, server_tools=())
         usable = tuple(tool for tool in declared if tool.kind in self._kinds)
         missing = [tool for tool in declared if not (tool in usable or tool.implied)]
         if missing and not upstream:
