@@ -22,7 +22,7 @@ from dovetail.ledger.sealed_text import TextSealer
 from dovetail.server_tools.search import FoundPage
 
 QUESTION: dict[str, Any] = {"role": "user", "content": "Weather in Oslo?"}
-THOUGHT = "<think>\nI must search.\n</think>\n\n"
+REASONING = "<think>\nI must search.\n</think>\n\n"
 FINAL = "It rains in Oslo [1], until noon [1, 2]. See also [9]."
 
 
@@ -42,7 +42,7 @@ def test_search_is_part_of_the_stream() -> None:
     provider = StubProvider()
 
     async def main(stage: Stage) -> None:
-        stage.engine.plan = stage.engine.script(THOUGHT + "Searching." + SEARCH, FINAL)
+        stage.engine.plan = stage.engine.script(REASONING + "Searching." + SEARCH, FINAL)
         message = await stream(stage, [QUESTION])
         assert [block.type for block in message.content] == [
             "thinking",
@@ -78,7 +78,7 @@ def test_search_is_part_of_the_stream() -> None:
 
 def test_response_without_stream_has_the_same_blocks() -> None:
     async def main(stage: Stage) -> None:
-        plan = stage.engine.script(THOUGHT + SEARCH, FINAL, THOUGHT + SEARCH, FINAL)
+        plan = stage.engine.script(REASONING + SEARCH, FINAL, REASONING + SEARCH, FINAL)
         stage.engine.plan = plan
         streamed = await stream(stage, [QUESTION])
         whole = await stage.anthropic().messages.create(
@@ -108,7 +108,7 @@ def test_model_reads_numbered_results() -> None:
 
 
 def test_turns_are_exact_within_and_after_the_response() -> None:
-    outputs = [THOUGHT + "Searching." + SEARCH, SEARCH, FINAL, "You are welcome."]
+    outputs = [REASONING + "Searching." + SEARCH, SEARCH, FINAL, "You are welcome."]
 
     async def main(stage: Stage) -> None:
         stage.engine.plan = stage.engine.script(*outputs)
@@ -124,7 +124,7 @@ def test_turns_are_exact_within_and_after_the_response() -> None:
 
 def test_turns_are_exact_after_a_restart() -> None:
     """Another process has the same keys, but neither the ledger nor the cache of results."""
-    outputs = [THOUGHT + SEARCH, FINAL, "You are welcome."]
+    outputs = [REASONING + SEARCH, FINAL, "You are welcome."]
     found: list[Any] = []
     prompts: list[Any] = []
 
