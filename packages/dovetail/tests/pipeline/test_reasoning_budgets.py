@@ -25,6 +25,7 @@ from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.models.loader import Model, ModelParsers, ProbedTemplate
 from dovetail.models.template_probe import probe_template
 from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.recovery import RecoveryPolicy
 from dovetail.pipeline.registry import TokenModel
 from dovetail.prompt.template import ChatTemplate
 from dovetail.routing.pool import ReplicaPool
@@ -98,6 +99,9 @@ class ReasoningEngine:
         opening, closing = _frame(pair)
         self.closing = list(model.reasoning_end_ids)
         self._whole = self._tokenizer.encode(opening + reasoning + closing + TEXT)
+        #: End the turn inside reasoning.
+        self.ends_in_reasoning = False
+        self._reasoning_ids = self._tokenizer.encode(opening + reasoning)
         self._text_ids = self._tokenizer.encode(TEXT)
         self.requests: list[EngineRequest] = []
         self.outputs: list[list[int]] = []
@@ -112,7 +116,8 @@ class ReasoningEngine:
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         self.requests.append(request)
         closed = request.prompt[-len(self.closing) :].tolist() == self.closing
-        ids = [*(self._text_ids if closed else self._whole), self._stop][: request.max_tokens]
+        whole = self._reasoning_ids if self.ends_in_reasoning else self._whole
+        ids = [*(self._text_ids if closed else whole), self._stop][: request.max_tokens]
         self.outputs.append([])
         for at, id in enumerate(ids, 1):
             finish = "stop" if id == self._stop else "length" if at == len(ids) else None
@@ -202,7 +207,7 @@ def test_reasoning_that_repeats_a_partial_closing_is_closed(pair: Pair) -> None:
     half = closing.decode().strip()[:1]
     run = BudgetRun(pair, half * 500, budget, 1000)
     if not run.model.reasoning_end_ids:
-        pytest.skip("nothing is known that closes a thought of this family")
+        pytest.skip("nothing is known that closes reasoning of this family")
     message = asyncio.run(run.execute())
     assert _reasoning_and_text(message)[1] == TEXT
     max_tokens = budget + 4 * len(closing) + len(TEXT.encode()) + 2
@@ -242,3 +247,25 @@ def test_output_that_ends_in_reasoning_has_no_closing() -> None:
     assert len(run.engine.requests) == 1
     assert run.usage.output_tokens == len(run.engine.outputs[0]) < room
     assert _reasoning_and_text(message)[1] == ""
+
+
+@pytest.mark.parametrize("pair", NOTATIONS.values(), ids=str)
+def test_an_end_inside_reasoning_is_recovered_in_every_notation(pair: Pair) -> None:
+    run = BudgetRun(pair, "Hm, hm", 10_000, 1000)
+    if not run.model.reasoning_end_ids:
+        pytest.skip("nothing is known that closes reasoning of this family")
+    run.engine.ends_in_reasoning = True
+    run.entry = replace(run.entry, recovery=RecoveryPolicy(frozenset({"reasoning"})))
+
+    async def both_turns() -> None:
+        message = await run.execute()
+        reasoning, text = _reasoning_and_text(message)
+        assert (reasoning.strip(), text) == ("Hm, hm", TEXT)
+        assert len(run.engine.requests) == 2
+        whole = run.in_cache
+        turns = (USER_TURN, Turn("assistant", message.blocks), Turn("user", (TextBlock("Why?"),)))
+        prompt = (await run.preparer.prepare(Request("m", turns))).prompt
+        assert prompt.ids[: len(whole)].tolist() == whole
+        assert prompt.exact_turns == {1}
+
+    asyncio.run(both_turns())

@@ -201,3 +201,27 @@ def test_values_are_not_truncated_without_a_terminal() -> None:
     path = "/srv/" + "deep/" * 40 + "trace.jsonl"
     shown = CliRunner().invoke(build_app(), ["config", "--trace-file", path])
     assert f'"{path}"' in shown.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [
+        ({"recover": ["reasoning,loop"]}, {}),
+        ({"recover": ["reasoning", "loop"]}, {}),
+        ({}, {"DOVETAIL_RECOVER": "reasoning, loop"}),
+    ],
+)
+def test_choices_are_separated_by_commas(
+    flags: dict[str, Any], environment: dict[str, str]
+) -> None:
+    assert load_config(flags, environment).config.recover == ("reasoning", "loop")
+
+
+def test_choices_of_a_model_table() -> None:
+    written("[[models]]\nmodel = 'a'\nrecover = ['loop', 'empty']")
+    assert load_config({}, {}).config.models[0]["recover"] == ("loop", "empty")
+
+
+def test_an_unknown_choice_of_a_list_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="--recover: must be one of 'reasoning', 'empty', 'loop'"):
+        load_config({"recover": ["reasoning,loops"]}, {})

@@ -95,8 +95,9 @@ def _build_flag(name: str, kind: Any, help: str) -> Any:
             bool | None, typer.Option(f"{flag}/--no-{name.replace('_', '-')}", help=help)
         ]
     if get_origin(kind) is tuple:
+        metavar = ",".join(literal_values(kind)) or "<str>"
         return Annotated[
-            list[str] | None, typer.Option(flag, help=f"{help} (repeatable)", metavar="<str>")
+            list[str] | None, typer.Option(flag, help=f"{help} (repeatable)", metavar=metavar)
         ]
     flags = FLAG_ALIASES.get(name, (flag,))
     choices = "|".join(literal_values(kind)) or None

@@ -13,6 +13,7 @@ from dovetail.http.diagnostics import ResponseDiagnostics
 from dovetail.net.trace_context import parse_traceparent
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.recovery import RecoveryKind
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import PrefixStats, ReasoningSpan, ToolCallRecord
 from dovetail_model import (
@@ -236,6 +237,7 @@ class PipelineTracker:
             on_note=self._report.add,
             on_inexact=self._on_inexact,
             on_migrated=self._on_migrated,
+            on_recovered=self._on_recovered,
             on_upstream_request=self._on_sent_upstream,
             on_replica_assigned=self._on_replica_selected,
             on_choice_finished=self._on_choice_finished,
@@ -275,6 +277,11 @@ class PipelineTracker:
         self.migrations += 1
         self.carried_tokens += carried
         self._metrics.count_migration(self._model, carried)
+
+    def _on_recovered(self, kind: RecoveryKind, inserted: int, dropped: int) -> None:
+        """Report a recovered turn, with the tokens that were inserted into it or dropped."""
+        self._metrics.count_recovery(self._model, kind, inserted, dropped)
+        self._report.add(f"recovered:{kind}")
 
     def _on_sent_upstream(self, turns: int) -> None:
         """Count turns that were sent upstream as text, so their rendering is unknown."""

@@ -13,6 +13,7 @@ import msgspec
 
 TOKEN_ID_TYPECODE = "I"  # array type code of token ids: four bytes each
 FINISH_INTERRUPTED = "broken"  # the engine failed, or the client disconnected
+FINISH_REPEATED = "repeated"  # the server ended a turn that repeated itself
 LOGPROB_TYPECODE = "f"  # array type code of logprobs; NaN for an unknown logprob
 
 _ENTRY_ID_BYTES = 12
@@ -57,8 +58,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `response_number`: the random part of the public response id.
     `logprobs`: one number per generated id, and one for `stop` if known; empty if the engine
     reported none.
-    `forced`: the ranges of generated ids that the model did not choose, because they end
-    reasoning that exceeded its budget.
+    `forced`: the ranges of generated ids that the model did not choose, because the server ended
+    its reasoning.
     `state`: the state of the conversation, opaque to the ledger, if this turn changed it.
     `state_entry`: the entry that holds the state, if this one does not; empty if there is none.
     `names_session`: whether the client named the session. Older entries do not record it and
@@ -81,7 +82,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chain_before: bytes
     chain: bytes
     head: bytes
-    finish: str = "stop"  # the finish reason, or FINISH_INTERRUPTED
+    finish: str = "stop"  # the finish reason, FINISH_INTERRUPTED or FINISH_REPEATED
     created: float = 0.0
     lineage: bytes = b""
     opening: str | None = None

@@ -66,6 +66,7 @@ class ChoiceRunner:
         self._attempts = 0  # number of engine requests
         self._started = False  # whether any event was emitted
         self._recorded = False
+        self._dropped_tokens = 0  # generated tokens that are not part of the turn
         self._engine_finish: FinishReason | None = None  # why the engine stopped
         self._finish_reason: FinishReason | None = None  # why the choice ended
         model = entry.model
@@ -139,9 +140,13 @@ class ChoiceRunner:
         if missing == 0 or (missing == 1 and delta.finish == "stop"):
             values = (one.logprob for one in delta.logprobs)
             self._generation.add_logprobs(nan if v == UNKNOWN_LOGPROB else v for v in values)
+        before = len(self._generation.ids)
         events = self._generation.feed(delta.ids)
         if self._prepared.request.sampling.logprobs is not None:
-            events.insert(0, Logprobs(delta.logprobs))
+            shown = delta.logprobs
+            if self._generation.stop_held:  # the stop token may yet be dropped
+                shown = shown[: len(self._generation.ids) - before]
+            events.insert(0, Logprobs(shown))
         return events
 
     async def drain(self) -> bool:
@@ -170,7 +175,6 @@ class ChoiceRunner:
         further output are left; otherwise the choice ends there. If the replica fails, the choice
         is migrated to another one, or continues on the only replica after its recovery.
         """
-        closing = list(self._entry.model.reasoning_end_ids)
         while not self._is_finished():
             self._attempts += 1
             try:
@@ -192,14 +196,28 @@ class ChoiceRunner:
                 self._observer.on_migrated(self._migrated_at)
                 continue
             if self._is_finished():
-                return
-            start = len(self._generation.ids)
-            if self._limit - start <= len(closing):
+                await self._recover()
+            elif not self._end_reasoning():
                 self._engine_finish = "length"  # no token would be left after the end of reasoning
-                return
-            self.push(TokenDelta(ids=closing))
-            self._generation.mark_forced(start)
-            await self._sink.drain()
+            if not self._is_finished():
+                await self._sink.drain()
+
+    async def _recover(self) -> None:
+        """Reopen a turn that ended with a defect. Turns are not recovered by default."""
+
+    def _end_reasoning(self) -> bool:
+        """End the open reasoning for the model. Returns False if no tokens would be left then."""
+        start, closing = len(self._generation.ids), list(self._entry.model.reasoning_end_ids)
+        if self._limit - start <= len(closing):
+            return False
+        self._insert(closing)
+        return True
+
+    def _insert(self, ids: list[int]) -> None:
+        """Continue the output with ids that the model did not choose."""
+        start = len(self._generation.ids)
+        self.push(TokenDelta(ids=ids))
+        self._generation.mark_forced(start)
 
     def _is_finished(self) -> bool:
         return self._generation.stopped or self._engine_finish is not None
@@ -294,7 +312,9 @@ class ChoiceRunner:
         generated = self._generation.ids  # without the stop token, which counts as output
         return Usage(
             input_tokens=len(self._prepared.prompt.ids),
-            output_tokens=len(generated) + (self._generation.stopped and bool(generated)),
+            output_tokens=len(generated)
+            + (self._generation.stopped and bool(generated))
+            + self._dropped_tokens,
             cached_tokens=self._cached_tokens or 0,
             reasoning_tokens=self._generation.reasoning_tokens,
         )

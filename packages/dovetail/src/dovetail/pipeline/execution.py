@@ -18,6 +18,7 @@ from dovetail.pipeline.concurrency import run_all
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.recovering_runner import RecoveringRunner
 from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
 from dovetail.pipeline.server_tool_loop import ServerToolLoop
 from dovetail.pipeline.sinks import EventSink
@@ -115,7 +116,8 @@ async def _create_runners(
     prepared = await entry.preparer.prepare(request, max_tokens=entry.context_length - 1)
     observer.on_prepared(prepared)
     limit = _max_output_tokens(entry, prepared)
-    return [ChoiceRunner(entry, prepared, new_call_id, limit, observer, at) for at in range(count)]
+    runner = RecoveringRunner if entry.recovery.kinds else ChoiceRunner
+    return [runner(entry, prepared, new_call_id, limit, observer, at) for at in range(count)]
 
 
 def _choice_count(request: Request) -> int:

@@ -11,12 +11,13 @@ from functools import cached_property
 
 import msgspec
 
-from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry
+from dovetail.ledger.entry import FINISH_REPEATED, TOKEN_ID_TYPECODE, LedgerEntry
 from dovetail.pipeline.block_offsets import BlockDelta, BlockOffsets
 from dovetail.pipeline.stop_sequences import StopScope, StopSequenceMatcher, VisibleTextStops
 from dovetail.pipeline.turn_record import TurnOrigin, TurnOwner, TurnRecord
 from dovetail.prompt.prompt import Prompt
 from dovetail_model import (
+    CallArgs,
     CallOpen,
     Event,
     Finish,
@@ -76,6 +77,7 @@ class Generation:
         new_call_id: Callable[[], str],
     ) -> None:
         self._spec = spec
+        self._source = (spec, prompt, owner, request)
         self.entry_id = entry_id
         self._new_call_id = new_call_id
         self._plain_texts = spec.plain_texts
@@ -114,6 +116,12 @@ class Generation:
         self._stop_id: int | None = None
         #: Whether the turn has ended: by the model, a stop sequence, or a call too many.
         self.stopped = False
+        #: Hold the stop token while reasoning is open, so that the turn can be reopened.
+        self.holds_reasoning_end = False
+        #: Whether the turn ended with a stop token that is held.
+        self.stop_held = False
+        #: Whether the server ended the turn because the output repeated itself.
+        self.repeated = False
         self._second_call = False
         self._truncated = False
         self._finished = False
@@ -127,6 +135,31 @@ class Generation:
     def reasoning_tokens(self) -> int:
         """The number of reasoning tokens so far."""
         return self._offsets.reasoning_tokens
+
+    @property
+    def ended_by_model(self) -> bool:
+        """Whether a stop token of the model ended the turn."""
+        return not self._truncated and self._stop_id in self._spec.stop_ids
+
+    @property
+    def call_count(self) -> int:
+        """The number of calls so far, complete or not."""
+        return len(self._record.model_call_ids)
+
+    @property
+    def forced_until(self) -> int:
+        """The number of ids up to the last one that the model did not choose."""
+        return self._record.forced_ranges[-1][1] if self._record.forced_ranges else 0
+
+    @property
+    def block_ends(self) -> Sequence[int]:
+        """The number of ids up to the end of each block; 0 while a block is open."""
+        return self._offsets.end_offsets
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the arguments of a call are open."""
+        return self._offsets.open_type is CallArgs
 
     @property
     def has_pending_text(self) -> bool:
@@ -174,7 +207,8 @@ class Generation:
         """End the output and return the remaining events, with `Finish` last."""
         self._single_token_path = False
         self._offsets.begin_feed()
-        events = self._parse(self._detokenizer.finish())
+        events = self._parse_stop_token(self._stop_id) if self.stop_held else []
+        events += self._parse(self._detokenizer.finish())
         if self._stop_matcher is not None:
             events += self._parser.feed(self._stop_matcher.finish())
         emitted = self._emit(events + self._parser.finish())
@@ -185,6 +219,26 @@ class Generation:
         self._fold.add(end)
         return [*emitted, end]
 
+    def reopen(self) -> None:
+        """Continue a turn that the model ended. Its stop token is dropped."""
+        self._stop_id = None
+        self.stopped = self.stop_held = False
+        self._record.drop_logprobs_after_ids()
+        self._single_token_path = (
+            self._plain_tokens_pass and not self._detokenizer.has_pending_bytes
+        )
+
+    def rewind(self, count: int) -> "Generation":
+        """Return a generation that continues after the first `count` tokens.
+
+        The events of these tokens were emitted already.
+        """
+        rewound = Generation(*self._source, entry_id=self.entry_id, new_call_id=self._new_call_id)
+        rewound.holds_reasoning_end = self.holds_reasoning_end
+        rewound._record.copy_start(self._record, count)
+        rewound.feed(self.ids[:count])
+        return rewound
+
     def message(self) -> Message:
         """Return the message so far."""
         return self._fold.message()
@@ -192,10 +246,11 @@ class Generation:
     def build_entry(self, created: float = 0.0) -> LedgerEntry:
         """Build the ledger entry of the turn."""
         finished = self._finished or self._stop_id is not None
+        message = self._fold.message()
+        finish = FINISH_REPEATED if self.repeated else message.finish
         # A turn that is truncated, or ended by a token of the request, has no stop token.
-        ended_by_model = not self._truncated and self._stop_id in self._spec.stop_ids
-        stop = self._stop_id if ended_by_model else None
-        return self._record.build_entry(self._fold.message(), stop, finished, created)
+        stop = self._stop_id if self.ended_by_model else None
+        return self._record.build_entry(message, stop, finish if finished else None, created)
 
     # Decoding
 
@@ -206,7 +261,8 @@ class Generation:
         self.ids.extend(generated)
         events = self._parse(self._detokenizer.feed(generated))
         if self._stop_id is not None:
-            events += self._parse_stop_token(self._stop_id)
+            self.stop_held = self.holds_reasoning_end and self._parser.thinking
+            events += [] if self.stop_held else self._parse_stop_token(self._stop_id)
         has_pending_bytes = self._detokenizer.has_pending_bytes
         if not has_pending_bytes:
             self._offsets.mark_boundary()
@@ -251,8 +307,10 @@ class Generation:
             self._offsets.chars_before_stop += len(piece.text)
         return events
 
-    def _parse_stop_token(self, id: int) -> list[Event]:
+    def _parse_stop_token(self, id: int | None) -> list[Event]:
         """Parse a stop token that is also a marker (gpt-oss ends a call with one)."""
+        if id is None:
+            return []
         text = self._spec.tokenizer.bytes_of(id).decode("utf-8", "replace")
         if text not in self._spec.special_markers:
             return []

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.recovery import RecoveryKind
 from dovetail_model import ServerToolKind, Usage
 
 
@@ -21,6 +22,7 @@ class RequestObserver:
     on_note: Callable[[str], None] = lambda note: None
     on_inexact: Callable[[], None] = lambda: None
     on_migrated: Callable[[int], None] = lambda carried: None
+    on_recovered: Callable[[RecoveryKind, int, int], None] = lambda kind, inserted, dropped: None
     on_upstream_request: Callable[[int], None] = lambda turns: None
     on_replica_assigned: Callable[[int], None] = lambda replica: None
     on_choice_finished: Callable[[int, Usage, bool], None] = lambda choice, usage, cached_known: (

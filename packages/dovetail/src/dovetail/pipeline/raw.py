@@ -14,6 +14,7 @@ from dovetail.models.loader import Model
 from dovetail.pipeline.concurrency import MIN_HUGE_SIZE, run_in_thread
 from dovetail.pipeline.generation import Generation, OutputSpec, TurnOwner
 from dovetail.pipeline.preparation import CallIdFactory, PreparedRequest
+from dovetail.pipeline.recovery import NO_RECOVERY
 from dovetail.pipeline.registry import TokenModel
 from dovetail.pipeline.token_bound import check_text_fits
 from dovetail.prompt.prefix_diagnostics import PromptObservation
@@ -27,7 +28,8 @@ _EMPTY_HEAD = HeadDigests(b"", b"", b"", b"")
 
 def to_raw_model(entry: TokenModel) -> TokenModel:
     """Return the model for text completions: the same pipeline with raw prompts."""
-    return replace(entry, preparer=RawPreparer(entry.model), raw_prompts=True)
+    preparer = RawPreparer(entry.model)
+    return replace(entry, preparer=preparer, raw_prompts=True, recovery=NO_RECOVERY)
 
 
 class RawPreparer:

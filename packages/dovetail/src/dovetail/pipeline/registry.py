@@ -21,6 +21,7 @@ from dovetail.pipeline.guided_decoding import (
     OutputPhase,
 )
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
+from dovetail.pipeline.recovery import NO_RECOVERY, RecoveryPolicy
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.memory import MemoryResponseBackend
@@ -56,6 +57,7 @@ class TokenModel:
     `guided_fallback`: what happens to a constraint that the engine cannot enforce.
     `adapter`: the LoRA adapter that the engine applies. The model without an adapter, which uses
     the same engine, starts and stops it.
+    `recovery`: which defective turns are recovered.
     """
 
     names: tuple[str, ...]
@@ -73,6 +75,7 @@ class TokenModel:
     raw_prompts: bool = False
     guided_fallback: GuidedFallback = "reject"
     adapter: str | None = None
+    recovery: RecoveryPolicy = NO_RECOVERY
 
     @property
     def name(self) -> str:

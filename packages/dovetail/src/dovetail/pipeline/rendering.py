@@ -35,7 +35,7 @@ from dovetail.prompt.conversation_state import (
     decode_state,
     digest_edits,
 )
-from dovetail.prompt.conversation_view import ConversationView, build_view
+from dovetail.prompt.conversation_view import ConversationView, ViewOptions, build_view
 from dovetail.prompt.moved_content import NO_TURNS, SentTurns
 from dovetail.prompt.prompt import Prompt
 from dovetail.prompt.reasoning_retention import (
@@ -78,6 +78,8 @@ class PromptSettings:
     `stop_scope`: where stop sequences are found.
     `reasoning_retention`: which turns keep their reasoning; None means the default of the parser
     family.
+    `identical_calls`: after how many identical calls with identical results the model reads a
+    notice; None means never.
     """
 
     replay: ReplayPolicy = "auto"
@@ -91,6 +93,7 @@ class PromptSettings:
     images: Literal["replace", "reject"] = "replace"
     max_context: int | None = None
     stop_scope: StopScope = "text"
+    identical_calls: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class ConversationRenderer:
         self._keyring = keyring
         self._settings = settings
         self._clock = clock
+        self._view_options = ViewOptions(settings.keep_moved_content, settings.identical_calls)
         self._sealer = Sealer(keyring)
         self._normalizer = RequestNormalizer(model.tokenizer, settings.normalization)
         self._renderers = RendererCache(model)
@@ -193,8 +197,8 @@ class ConversationRenderer:
             await self._load_state(last),
             match,
             self._tool_planner,
-            known=last is not None,
-            keep_sections=self._settings.keep_moved_content,
+            last,
+            self._view_options,
         )
         # A last turn that the model is to continue is not matched.
         in_turns = match.has_media or len(match.steps) < len(request.turns)

@@ -79,10 +79,20 @@ class TurnRecord:
         self._logprobs.extend([nan] * (len(self._ids) - len(self._logprobs)))
         self._logprobs.extend(logprobs)
 
+    def drop_logprobs_after_ids(self) -> None:
+        """Drop the logprob of a stop token that does not end the turn."""
+        del self._logprobs[len(self._ids) :]
+
+    def copy_start(self, other: "TurnRecord", count: int) -> None:
+        """Copy what another record holds about the first `count` ids of the same turn."""
+        self._logprobs = other._logprobs[:count]
+        self.forced_ranges = [(start, end) for start, end in other.forced_ranges if end <= count]
+
     def build_entry(
-        self, message: Message, stop: int | None, finished: bool, created: float
+        self, message: Message, stop: int | None, finish: str | None, created: float
     ) -> LedgerEntry:
-        """Build the ledger entry. A turn that is not `finished` was interrupted."""
+        """Build the ledger entry. A turn without a `finish` was interrupted."""
+        finished = finish is not None
         origin, prompt = self._origin, self._origin.prompt
         parent, prefix_tokens, suffix = _diff_to_parent(prompt)
         blocks = message.blocks[: self._count_recorded_blocks(finished)]
@@ -103,7 +113,7 @@ class TurnRecord:
             chain_before=chain_before,
             chain=extend_chain(origin.owner.chain_key, chain_before, shown.digest),
             head=prompt.head.whole,
-            finish=message.finish if finished else FINISH_INTERRUPTED,
+            finish=finish or FINISH_INTERRUPTED,
             created=created,
             lineage=prompt.history.lineage,
             opening=prompt.opening,

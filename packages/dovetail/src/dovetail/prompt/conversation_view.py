@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.history_match import HistoryMatch
 from dovetail.prompt.conversation_state import (
     ConversationState,
@@ -16,10 +17,13 @@ from dovetail.prompt.conversation_state import (
     append_additions,
     can_append,
 )
+from dovetail.prompt.loop_notices import find_notices
 from dovetail.prompt.system_sections import SectionView, keep_section
 from dovetail.prompt.tool_plan import ToolPlanner
 from dovetail_model import Block, InvalidRequest, Request, ToolChoice, ToolSpec, Turn
 
+#: Note for a prompt whose end states that the model repeats itself.
+LOOP_NOTE = "loop_notice"
 _UNAVAILABLE_TEXT = "These tools are not available on this server:"
 
 
@@ -38,21 +42,32 @@ class ConversationView:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ViewOptions:
+    """The operator's choices.
+
+    `keep_sections`: keep sections of the system text as the model read them.
+    `identical_calls`: after how many identical calls with identical results the model reads a
+    notice; None means never.
+    """
+
+    keep_sections: bool = True
+    identical_calls: int | None = None
+
+
 def build_view(
     request: Request,
     recorded: StateRecord,
     match: HistoryMatch,
     planner: ToolPlanner,
-    *,
-    known: bool,
-    keep_sections: bool = True,
+    last: LedgerEntry | None,
+    options: ViewOptions,
 ) -> ConversationView:
     """Build the view of a normalized request.
 
-    `recorded` is the state as of the last known turn; `known` states whether there is one.
-    `keep_sections`: keep sections of the system text as the model read them.
+    `recorded` is the state as of the last known turn, `last`.
     """
-    known_chars = match.chars if known else 0
+    known_chars = match.chars if last is not None else 0
     plan = planner.plan(
         request.tools,
         request.turns,
@@ -60,8 +75,12 @@ def build_view(
         known_chars,
         changed=match.tools_changed,
     )
-    sections = SectionView(request.system, _add_notice(plan.state, request))
-    if keep_sections:
+    state = _add_notice(plan.state, request)
+    notices = find_notices(request.turns, match, last, options.identical_calls)
+    if notices:
+        state = msgspec.structs.replace(state, additions=(*state.additions, *notices))
+    sections = SectionView(request.system, state)
+    if options.keep_sections:
         sections = keep_section(
             request.system,
             sections.state,
@@ -75,7 +94,8 @@ def build_view(
     shown = _with_view(request, sections.system, turns, plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
     unavailable = (f"tool_unavailable:{name}" for name in request.unavailable_tools)
-    notes = (*plan.notes, *sections.notes, *unavailable)
+    loops = (LOOP_NOTE,) if notices else ()
+    notes = (*plan.notes, *sections.notes, *unavailable, *loops)
     return ConversationView(shown, callable_tools, recorded.with_state(sections.state), notes)
 
 
@@ -98,7 +118,7 @@ def _add_notice(state: ConversationState, request: Request) -> ConversationState
     if not names or not request.turns or not can_append(request.turns[-1]):
         return state
     notice = PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {', '.join(names)}")
-    known = [one.text for one in state.additions if one.kind == "notice"]
+    known = [one.text for one in state.additions if one.text.startswith(_UNAVAILABLE_TEXT)]
     if known[-1:] == [notice.text]:
         return state
     return msgspec.structs.replace(state, additions=(*state.additions, notice))

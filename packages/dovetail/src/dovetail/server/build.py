@@ -20,6 +20,7 @@ from dovetail.models.loader import Model, ModelLoadError, load_model
 from dovetail.models.weights import ModelUnavailableError, find_model, find_tokenizer_files
 from dovetail.pipeline.documents import PdfProcesses
 from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.recovery import RecoveryPolicy
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
 from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.normalization import PromptNormalizer
@@ -190,6 +191,11 @@ def build_local_engine(
 
 def _build_model(config: Config, shared: _SharedParts, progress: Progress | None) -> ModelEntry:
     """Build one model. A remote engine is queried first, because it may report its model."""
+    if config.recover and config.engine in UPSTREAMS:
+        raise ValueError(
+            f"--recover cannot be used with --engine {config.engine}: the upstream server renders "
+            "and parses by itself, so a turn cannot be continued token by token"
+        )
     remote = discover_remote_engine(config)
     if remote is not None and config.engine in UPSTREAMS:
         return _build_upstream_model(config, shared, remote)
@@ -237,6 +243,7 @@ def _build_token_model(
         codex_profile=config.codex_profile,
         keep_logprobs=config.keep_logprobs,
         guided_fallback=config.guided_fallback,
+        recovery=recovery_policy(config),
     )
 
 
@@ -308,6 +315,14 @@ def preparation_settings(config: Config) -> PromptSettings:
         images=config.images,
         max_context=config.context_length,
         stop_scope=config.stop_scope,
+        identical_calls=config.recover_identical_calls if "loop" in config.recover else None,
+    )
+
+
+def recovery_policy(config: Config) -> RecoveryPolicy:
+    """Return which defective turns of a model are recovered."""
+    return RecoveryPolicy(
+        frozenset(config.recover), config.recover_loop_tokens, config.recover_identical_calls
     )
 
 

@@ -162,6 +162,22 @@ class Config:
         "What to do with a constraint that the engine cannot enforce: reject the request, or "
         "generate without it and report that.",
     )
+    recover: tuple[Literal["reasoning", "empty", "loop"], ...] = _model_setting(
+        (),
+        "Defective turns to recover, separated by commas: reasoning (the model ends its turn "
+        "inside reasoning), empty (a turn without text and calls), loop (output or calls that "
+        "repeat).",
+    )
+    recover_loop_tokens: int = _model_setting(
+        4096,
+        "With --recover loop: how many tokens must repeat exactly before the output counts as a "
+        "loop; four times as many inside the arguments of a call.",
+    )
+    recover_identical_calls: int = _model_setting(
+        5,
+        "With --recover loop: after how many identical calls with identical results the model "
+        "reads a notice; after four times as many, the server ends the turn.",
+    )
 
     # Prompts
     strip_anthropic_preamble: bool = _setting(

@@ -33,7 +33,8 @@ _MIN_VALUES: Mapping[str, int] = {
     "max_server_tool_turns": 1, "server_tool_timeout": 1,
     "max_messages": 1, "max_tool_bytes": 1, "max_tools": 0,
     "max_queued_requests": 0, "migration_limit": 0, "queue_timeout": 0, "rate_limit_requests": 1,
-    "rate_limit_tokens": 1, "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,
+    "rate_limit_tokens": 1, "recover_identical_calls": 2, "recover_loop_tokens": 256,
+    "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,
     "responses_max_bytes": 0, "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1,
     "top_p": 0, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
@@ -187,8 +188,8 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
             raise ConfigError(f"{label}: must be a JSON object: {error}") from error
     if isinstance(value, Path):
         return value
-    if get_origin(_TYPES[name]) is tuple and isinstance(value, str):
-        value = [value]
+    if get_origin(_TYPES[name]) is tuple:
+        value = _to_list(value, literal_values(_TYPES[name]))
     try:
         typed = msgspec.convert(value, _TYPES[name], strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
@@ -209,6 +210,14 @@ def _convert_value(name: str, value: Any, origin: str) -> Any:
     if name == "api_key" and "" in typed:  # an unset shell variable must not open the server
         raise ConfigError(f"{_label(name, origin)}: must not be empty")
     return typed
+
+
+def _to_list(value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return the items of a list. A list of choices may be separated by commas."""
+    items = [value] if isinstance(value, str) else value
+    if not choices or not all(isinstance(one, str) for one in items):
+        return items
+    return [part.strip() for one in items for part in one.split(",") if part.strip()]
 
 
 def _describe_type_error(name: str, value: Any) -> str | None:

@@ -167,6 +167,12 @@ class Metrics:
         self._migrated_tokens = self._counter(
             "migrated_tokens", "Generated tokens that were carried over by migrations.", *by_model
         )
+        self._recoveries = self._counter(
+            "recoveries", "Defective turns that were recovered.", "model", "kind"
+        )
+        self._recovery_tokens = self._counter(
+            "recovery_tokens", "Tokens that recoveries inserted or dropped.", "model", "kind"
+        )
         self._prefix_tokens = self._counter(
             "prefix_tokens", "Prompt tokens compared with the last prompt.", "model", "kind"
         )
@@ -232,6 +238,12 @@ class Metrics:
         """Count a migration to another replica, with the tokens carried over."""
         self._migrations.labels(model).inc()
         self._migrated_tokens.labels(model).inc(tokens)
+
+    def count_recovery(self, model: str, kind: str, inserted: int, dropped: int) -> None:
+        """Count a recovered turn, with the tokens that were inserted into it or dropped."""
+        self._recoveries.labels(model, kind).inc()
+        self._recovery_tokens.labels(model, "inserted").inc(inserted)
+        self._recovery_tokens.labels(model, "dropped").inc(dropped)
 
     def count_trace_dropped(self) -> None:
         """Count a request that the trace dropped."""

@@ -1,93 +1,103 @@
-"""Recovery of omitted ids, for real vocabularies and any text: certain results are correct."""
+"""Recovered turns with real weights: exactly the tokens of the engine and those inserted."""
 
-import codecs
-from functools import cache
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from real_models import TOKENIZERS
+from collecting_sink import run_and_collect
+from llamacpp_environment import CONTEXT, WEIGHTS, need_weights
+from logprob_sessions import RecordingEngine
 
-from dovetail.engines.llamacpp.frames import TokenIdRecovery
-from dovetail_tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from dovetail.engines.llamacpp import LlamaCppEngine, LlamaCppOptions
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.ledger import Ledger
+from dovetail.ledger.memory_store import MemoryLedgerStore
+from dovetail.models.loader import Model, load_model
+from dovetail.pipeline.preparation import ChatPreparer
+from dovetail.pipeline.recovery import RecoveryPolicy
+from dovetail.pipeline.registry import TokenModel
+from dovetail.routing.pool import ReplicaPool
+from dovetail_model import Fold, Message, Request, Sampling, TextBlock, Turn
 
-NAMES = ("smollm2", "qwen3", "gemma3")
+TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
 
-
-@cache
-def recovery(name: str) -> tuple[Tokenizer, TokenIdRecovery]:
-    path = TOKENIZERS / name
-    if not path.exists():
-        pytest.skip(f"no tokenizer {name}: tools/fetch_tokenizers.py fetches it")
-    found = sorted(path.glob("*.gguf"))
-    tokenizer = load_tokenizer(found[0] if found else path)
-    return tokenizer, TokenIdRecovery(tokenizer)
-
-
-@cache
-def single_bytes(name: str) -> dict[bytes, int]:
-    tokenizer, _ = recovery(name)
-    spelled = ((tokenizer.bytes_of(id), id) for id in range(tokenizer.size))
-    return {byte: id for byte, id in spelled if len(byte) == 1}
-
-
-def as_streamed(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, list[int]]]:
-    """Return the frames' texts with all their ids, of which llama.cpp sends only the last."""
-    frames: list[tuple[str, list[int]]] = []
-    held: list[int] = []
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    text = ""
-    for id in ids:
-        held.append(id)
-        text += decoder.decode(tokenizer.bytes_of(id))
-        if not decoder.getstate()[0]:
-            frames.append((text, held))
-            text, held = "", []
-    assert not held
-    return frames
+{% endif %}{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=60)
-@given(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=40))
-def test_certain_results_are_correct(name: str, text: str) -> None:
-    tokenizer, lost = recovery(name)
-    for spelled, ids in as_streamed(tokenizer, tokenizer.encode_plain(text)):
-        found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
-        assert found == ids or not certain
-        assert tokenizer.decode(found) == spelled
+@dataclass
+class Bench:
+    """A model that reasons in every turn, on the embedded engine."""
+
+    runner: asyncio.Runner
+    engine: RecordingEngine
+    model: Model
+    preparer: ChatPreparer
+
+    def execute(self, text: str, policy: RecoveryPolicy, max_tokens: int) -> Message:
+        pool = ReplicaPool([self.engine])
+        entry = TokenModel(("m",), self.model, self.preparer, pool, recovery=policy)
+        sampling = Sampling(temperature=0, max_tokens=max_tokens)
+        request = Request("m", (_user(text),), sampling=sampling)
+        fold = Fold()
+        for event in self.runner.run(run_and_collect(entry, request)):
+            fold.add(event)
+        return fold.message()
+
+    def next_prompt(self, text: str, message: Message) -> list[int]:
+        turns = (_user(text), Turn("assistant", message.blocks), _user("Go on."))
+        prepared = self.runner.run(self.preparer.prepare(Request("m", turns)))
+        assert prepared.prompt.exact_turns == {1}
+        return prepared.prompt.ids.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=30)
-@given(st.text(st.sampled_from("🦜é漢ab 😀ßж한글"), max_size=20))
-def test_bytewise_encoding_is_recovered(name: str, text: str) -> None:
-    """A grammar or a high temperature makes models encode characters in unusual ways."""
-    tokenizer, lost = recovery(name)
-    single = single_bytes(name)
-    for spelled, ids in as_streamed(tokenizer, [single[bytes([b])] for b in text.encode()]):
-        found, certain = lost.recover(spelled, len(ids) - 1, ids[-1:])
-        assert found == ids
-        assert certain
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    need_weights()
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    model = load_model(WEIGHTS, reasoning_parser="qwen3", custom_template=template)
+    options = LlamaCppOptions(slots=1, batch=64, threads=1)
+    engine = LlamaCppEngine(WEIGHTS, model.tokenizer, context_length=CONTEXT, options=options)
+    preparer = ChatPreparer(model, Ledger(MemoryLedgerStore()), Keyring([bytes(32)]))
+    with asyncio.Runner() as runner:
+        runner.run(engine.start())
+        yield Bench(runner, RecordingEngine(engine), model, preparer)
+        runner.run(engine.stop())
 
 
-def test_ambiguity_is_reported_and_counted() -> None:
-    tokenizer, _ = recovery("smollm2")
-    lost = TokenIdRecovery(tokenizer)
-    ids = tokenizer.encode_plain("🥰")
-    found, certain = lost.recover("🥰", len(ids) - 1, ids[-1:])
-    assert not certain
-    assert tokenizer.decode(found) == "🥰"
-    lost.recover("🦜", 2, tokenizer.encode_plain("🦜")[-1:])
-    lost.record_unrecoverable()
-    assert (lost.recovered, lost.ambiguous) == (2, 2)
+def _user(text: str) -> Turn:
+    return Turn("user", (TextBlock(text),))
 
 
-@pytest.mark.parametrize(
-    ("text", "lost", "given_ids"),
-    [("é", 3, [0xA9]), ("é", 1, [0x41]), ("a�", 2, [0x42]), ("", 1, []), ("é", 1, [])],
-)
-def test_impossible_input(text: str, lost: int, given_ids: list[int]) -> None:
-    found, certain = TokenIdRecovery(ByteTokenizer()).recover(text, lost, given_ids)
-    assert not certain
-    assert ByteTokenizer().decode(found) == text
+def test_reasoning_is_closed_and_the_model_continues(bench: Bench) -> None:
+    policy = RecoveryPolicy(frozenset({"reasoning"}))
+    message = bench.execute("What is the capital of France?", policy, 150)
+    first, second = bench.engine.outputs
+    assert bench.model.tokenizer.decode(second.prompt).endswith("</think>\n\n")
+    generated = first.ids[:-1]  # without the stop token
+    assert list(second.prompt[: len(first.prompt) + len(generated)]) == [*first.prompt, *generated]
+    whole = [*second.prompt, *second.ids]
+    assert bench.next_prompt("What is the capital of France?", message)[: len(whole)] == whole
+    assert [block.type for block in message.blocks] == ["reasoning", "text"]
+
+
+def test_a_loop_ends(bench: Bench) -> None:
+    policy = RecoveryPolicy(frozenset({"loop"}), loop_tokens=64)
+    text = "Write the word yes, again and again: yes yes yes yes yes yes yes yes yes yes yes yes"
+    message = bench.execute(text, policy, 400)
+    (output,) = bench.engine.outputs
+    assert 64 <= message.usage.output_tokens < 400
+    whole = [*output.prompt, *output.ids[: message.usage.output_tokens]]
+    prompt = bench.next_prompt(text, message)
+    assert prompt[: len(whole)] == whole
+    assert "repeated itself" in bench.model.tokenizer.decode(prompt[len(whole) :])
