@@ -21,6 +21,7 @@ from dovetail_model import (
     OutputBlock,
     ReasoningBlock,
     ReasoningDelta,
+    ResponseFields,
     SpanEnd,
     TextBlock,
     TextDelta,
@@ -37,7 +38,8 @@ EACH = pytest.mark.parametrize("transcript", CHAT, ids=lambda t: t.folder.name)
 def read(stream: bytes, size: int = 0) -> list[Event]:
     reader = ChatReader()
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)] if size else [stream]
-    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    return [event for event in events if not isinstance(event, ResponseFields)]
 
 
 def carried(message: Message, *, usage: bool = True) -> Message:

@@ -9,6 +9,7 @@ from dovetail_model import (
     DocumentBlock,
     DovetailError,
     Hints,
+    HostedItemBlock,
     Identity,
     ImageBlock,
     InvalidRequest,
@@ -273,7 +274,7 @@ def test_work_of_another_server_is_written_as_text() -> None:
     item = {"type": "web_search_call", "id": "ws_1", "status": "completed",
             "action": {"type": "search", "query": "dovetail"}}  # fmt: skip
     text = '[web_search_call {"action":{"type":"search","query":"dovetail"}}]'
-    assert turns(item) == (Turn("assistant", (TextBlock(text),)),)
+    assert turns(item) == (Turn("assistant", (HostedItemBlock(text, item=item),)),)
 
 
 def test_trigger_requests_a_summary_and_no_calls() -> None:

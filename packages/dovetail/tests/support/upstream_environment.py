@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.engines.engine import RemoteModel
 from dovetail.engines.openai import OpenAIOptions, OpenAIUpstream
 from dovetail.net.http_client import Endpoint
-from dovetail_model import Event, Message, Request, TextBlock, ToolSpec, Turn, fold
+from dovetail_model import Event, Message, Request, ResponseFields, TextBlock, ToolSpec, Turn, fold
 
 LOOK = ToolSpec("look_up", "Looks.", {"type": "object", "properties": {"city": {"type": "string"}}})
 
@@ -113,7 +113,8 @@ def user(text: str, *more: Turn, **fields: Any) -> Request:
 
 async def events(engine: OpenAIUpstream, request: Request) -> list[Event]:
     async with aclosing(engine.stream(request)) as batches:
-        return [event async for batch in batches for event in batch]
+        found = [event async for batch in batches for event in batch]
+    return [event for event in found if not isinstance(event, ResponseFields)]
 
 
 async def fetch_message(engine: OpenAIUpstream, request: Request) -> Message:

@@ -5,6 +5,7 @@ from dovetail_model.block import (
     CitedTextBlock,
     ContentBlock,
     DocumentBlock,
+    HostedItemBlock,
     ImageBlock,
     OutputBlock,
     ReasoningBlock,
@@ -92,6 +93,7 @@ from dovetail_model.server_tool import (
     WebResult,
 )
 from dovetail_model.tool import ToolChoice, ToolSpec
+from dovetail_model.upstream import HostedItem, ResponseFields
 from dovetail_model.usage import Usage
 
 __all__ = [
@@ -127,6 +129,8 @@ __all__ = [
     "Fold",
     "Forbidden",
     "Hints",
+    "HostedItem",
+    "HostedItemBlock",
     "Identity",
     "ImageBlock",
     "InternalError",
@@ -147,6 +151,7 @@ __all__ = [
     "Request",
     "RequestTooLarge",
     "ResponseBlock",
+    "ResponseFields",
     "ResponseNotFound",
     "Role",
     "Sampling",

@@ -3,7 +3,8 @@
 The order is significant, so no field groups the reasoning or the tool calls of a turn.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -32,6 +33,15 @@ class SealedTextBlock(TextBlock, frozen=True, tag="text"):
     """
 
     seal: str = ""
+
+
+class HostedItemBlock(TextBlock, frozen=True, tag="text"):
+    """An item of a tool that a server ran, in a history. `text` describes it.
+
+    `item` is the item as the client sent it, for a server of the same API.
+    """
+
+    item: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class ReasoningBlock(msgspec.Struct, frozen=True, tag="reasoning"):

@@ -10,6 +10,7 @@ import msgspec
 
 from dovetail_model.context import AppliedEdit
 from dovetail_model.server_tool import Citation, ServerToolKind, ServerToolResult
+from dovetail_model.upstream import HostedItem, ResponseFields
 from dovetail_model.usage import Usage
 
 FinishReason = Literal[
@@ -160,6 +161,8 @@ Event = (
     | Logprobs
     | Compaction
     | AppliedEdits
+    | ResponseFields
+    | HostedItem
     | Finish
     | Diagnostic
     | Failure

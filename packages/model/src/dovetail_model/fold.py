@@ -37,6 +37,7 @@ from dovetail_model.event import (
     TokenLogprob,
 )
 from dovetail_model.server_tool import Citation, ServerToolResult
+from dovetail_model.upstream import HostedItem, ResponseFields
 from dovetail_model.usage import Usage
 
 _Delta = TextDelta | ReasoningDelta | CallArgs
@@ -50,6 +51,8 @@ class Message(msgspec.Struct, frozen=True):
     `raw` is the complete model output. If there are blocks, it equals their joined `raw`.
     `compaction` is the summary that precedes the blocks, if the history was compacted.
     `server_results` are results of server tools, each with the number of blocks before it.
+    `response_fields` is what an upstream server returned in its response object.
+    `hosted_items` are the last states of hosted items, each with the number of blocks before it.
     """
 
     blocks: tuple[OutputBlock, ...] = ()
@@ -63,6 +66,8 @@ class Message(msgspec.Struct, frozen=True):
     compaction: Compaction | None = None
     applied_edits: tuple[AppliedEdit, ...] = ()
     server_results: tuple[tuple[int, ServerToolResult], ...] = ()
+    response_fields: ResponseFields | None = None
+    hosted_items: tuple[tuple[int, HostedItem], ...] = ()
 
     def response_blocks(self) -> Iterator[ResponseBlock]:
         """Yield the blocks and the results of server tools in the order of the response."""
@@ -86,10 +91,12 @@ class Fold:
         "_diagnostics",
         "_failure",
         "_finish",
+        "_hosted_items",
         "_lead",
         "_logprobs",
         "_new_id",
         "_parts",
+        "_response_fields",
         "_run",
         "_runs",
         "_server_results",
@@ -110,6 +117,8 @@ class Fold:
         self._compaction: Compaction | None = None
         self._applied_edits: tuple[AppliedEdit, ...] = ()
         self._server_results: list[tuple[int, ServerToolResult]] = []
+        self._response_fields: ResponseFields | None = None
+        self._hosted_items: dict[int, tuple[int, HostedItem]] = {}
 
     def add(self, event: Event) -> None:
         if type(event) is self._runs:
@@ -169,6 +178,17 @@ class Fold:
                 self._server_results.append((len(self._parts), event))
             case Citation() if self._parts:
                 self._parts[-1].citations.append(event)
+            case _:
+                self._record_upstream(event)
+
+    def _record_upstream(self, event: Event) -> None:
+        """Record what an upstream server returned in its own form."""
+        if isinstance(event, ResponseFields):
+            known = self._response_fields.fields if self._response_fields else {}
+            self._response_fields = ResponseFields(event.api, {**known, **event.fields})
+        elif isinstance(event, HostedItem) and event.item is not None:
+            place, _ = self._hosted_items.get(event.index, (len(self._parts), event))
+            self._hosted_items[event.index] = (place, event)
 
     def message(self) -> Message:
         self._join()
@@ -186,6 +206,8 @@ class Fold:
             compaction=self._compaction,
             applied_edits=self._applied_edits,
             server_results=tuple(self._server_results),
+            response_fields=self._response_fields,
+            hosted_items=tuple(self._hosted_items.values()),
         )
 
     def _finish_reason(self, blocks: tuple[OutputBlock, ...]) -> FinishReason:

@@ -26,6 +26,7 @@ from dovetail_model import (
     Event,
     Failure,
     Finish,
+    HostedItem,
     InternalError,
     ReasoningBlock,
     ReasoningDelta,
@@ -111,6 +112,8 @@ class UpstreamRunner:
                     break
                 case CallOpen():
                     event = msgspec.structs.replace(event, id=self._new_call_id())
+                case HostedItem() if self._request.client.api != "responses":
+                    event = Diagnostic("hosted_item_not_carried")
                 case ReasoningDelta(text=text):
                     self._reasoning.append(text)
                 case SpanEnd(kind="reasoning", seal=seal):

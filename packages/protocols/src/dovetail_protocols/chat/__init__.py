@@ -20,7 +20,7 @@ from dovetail_protocols.codec import Clock, Codec, ErrorResponse, Headers, IdFac
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.rate_limits import openai_headers
 
-__all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream", "build_chat_request"]
+__all__ = ["CODEC", "ChatCodec", "ChatReader", "ChatStream"]
 
 ReasoningField = Literal["reasoning_content", "reasoning"]
 

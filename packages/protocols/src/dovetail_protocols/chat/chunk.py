@@ -116,6 +116,8 @@ class ChatChunk(msgspec.Struct, frozen=True):
 
     choices: list[ChunkChoice] | None = None
     usage: ChunkUsage | None = None
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
     error: dict[str, Any] | str | None = None
 
 

@@ -3,6 +3,9 @@
 The constant bytes of a chunk are built once; a delta costs the encoding of its text and a join.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import msgspec
 
 from dovetail_model import (
@@ -13,6 +16,7 @@ from dovetail_model import (
     Logprobs,
     ReasoningDelta,
     Request,
+    ResponseFields,
     TextDelta,
     TokenLogprob,
     Usage,
@@ -27,25 +31,59 @@ from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.json_strings import encode_json_string, replace_surrogates
 
 _encode = msgspec.json.encode
+#: What a response repeats of an upstream server's.
+SERVER_FIELDS = ("service_tier", "system_fingerprint")
 _DELTA_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatStream(ChoiceStream):
     """Encodes the chunks of one response. The roles of all choices come first, in order."""
 
-    __slots__ = ()
+    __slots__ = ("_identity", "_reasoning_field", "_request")
 
     def __init__(
         self, request: Request, ids: IdFactory, clock: Clock, reasoning_field: str
     ) -> None:
         echo = chat_echo(request)
-        head = _head(request, ids("chatcmpl-"), int(clock()), echo)
-        choices = [
-            _ChatChoiceWriter(head, at, request, reasoning_field)
-            for at in range(request.sampling.n)
-        ]
+        self._request = request
+        self._reasoning_field = reasoning_field
+        self._identity = (ids("chatcmpl-"), int(clock()))
+        head = self._build_head({"service_tier": "default"} if echo.service_tier else {})
+        choices = self._build_choices(head)
         roles = b"".join(choice.role() for choice in choices)
         super().__init__(head, choices, echo.include_usage, roles)
+
+    def _encode(self, events: Sequence[Event], choice: int) -> bytes:
+        if events and type(events[0]) is ResponseFields:
+            self._set_server(events[0].fields)
+            events = events[1:]
+        return super()._encode(events, choice)
+
+    def _set_server(self, fields: Mapping[str, Any]) -> None:
+        """Repeat what an upstream server returned, from the first chunk on if that is not sent."""
+        self._head = self._build_head(fields)
+        if self._opening:
+            choices = self._build_choices(self._head)
+            self._choices = choices
+            self._opening = b"".join(choice.role() for choice in choices)
+
+    def _build_choices(self, head: bytes) -> "list[_ChatChoiceWriter]":
+        return [
+            _ChatChoiceWriter(head, at, self._request, self._reasoning_field)
+            for at in range(self._request.sampling.n)
+        ]
+
+    def _build_head(self, server: Mapping[str, Any]) -> bytes:
+        id, created = self._identity
+        head = b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s' % (
+            _encode(id),
+            created,
+            _encode(self._request.model),
+        )
+        for name in SERVER_FIELDS:
+            if server.get(name) is not None:
+                head += b',"%s":%s' % (name.encode(), _encode(server[name]))
+        return head + b","
 
 
 class _ChatChoiceWriter:
@@ -166,13 +204,3 @@ class _ChatChoiceWriter:
 def chat_echo(request: Request) -> ChatEcho:
     """Return the echo of the request, or a default one if another codec decoded it."""
     return request.echo if isinstance(request.echo, ChatEcho) else ChatEcho()
-
-
-def _head(request: Request, id: str, created: int, echo: ChatEcho) -> bytes:
-    tier = b',"service_tier":"default"' if echo.service_tier else b""
-    return b'data: {"id":%s,"object":"chat.completion.chunk","created":%d,"model":%s%s,' % (
-        _encode(id),
-        created,
-        _encode(request.model),
-        tier,
-    )

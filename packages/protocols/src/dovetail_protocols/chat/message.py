@@ -34,12 +34,15 @@ def encode_message(
     reasoning_field: str,
 ) -> bytes:
     """Encode one choice per message."""
-    echo = chat_echo(request)
+    returned = messages[0].response_fields
+    default = {"service_tier": "default"} if chat_echo(request).service_tier else {}
+    server = default if returned is None else returned.fields
     completion = ChatCompletionOut(
         id=ids("chatcmpl-"),
         created=int(clock()),
         model=request.model,
-        service_tier="default" if echo.service_tier else UNSET,
+        service_tier=server.get("service_tier") or UNSET,
+        system_fingerprint=server.get("system_fingerprint") or UNSET,
         choices=[
             _choice(at, message, request, reasoning_field)
             for at, message in enumerate(require_complete(messages))

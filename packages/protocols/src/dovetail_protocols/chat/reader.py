@@ -17,6 +17,7 @@ from dovetail_model import (
     FinishReason,
     Logprobs,
     ReasoningDelta,
+    ResponseFields,
     SpanEnd,
     TextDelta,
     TokenLogprob,
@@ -49,7 +50,17 @@ _decode = msgspec.json.Decoder(ChatChunk).decode
 class ChatReader:
     """Reads one choice of a stream, in chunks of any size."""
 
-    __slots__ = ("_calls", "_choice", "_finish", "_out", "_over", "_span", "_sse", "_usage")
+    __slots__ = (
+        "_calls",
+        "_choice",
+        "_finish",
+        "_out",
+        "_over",
+        "_server",
+        "_span",
+        "_sse",
+        "_usage",
+    )
 
     def __init__(self, choice: int = 0) -> None:
         self._choice = choice
@@ -60,6 +71,7 @@ class ChatReader:
         self._usage = Usage()
         self._finish: Finish | None = None  # held back: usage may follow it
         self._over = False
+        self._server: tuple[str | None, str | None] = (None, None)
 
     def feed(self, chunk: bytes) -> list[Event]:
         """Return the events that these bytes complete."""
@@ -105,6 +117,8 @@ class ChatReader:
         if chunk.error:
             self._fail(chunk.error)
             return
+        if (chunk.service_tier, chunk.system_fingerprint) != self._server:
+            self._take_server(chunk)
         for choice in chunk.choices or ():
             if (choice.index or 0) == self._choice:
                 self._take_choice(choice)
@@ -112,6 +126,15 @@ class ChatReader:
         if usage != self._usage:
             self._usage = usage
             self._out.append(usage)
+
+    def _take_server(self, chunk: ChatChunk) -> None:
+        """Pass on what the server returns about itself. Some servers send it only once."""
+        tier, fingerprint = self._server
+        self._server = (chunk.service_tier or tier, chunk.system_fingerprint or fingerprint)
+        names = ("service_tier", "system_fingerprint")
+        found = {name: value for name, value in zip(names, self._server, strict=True) if value}
+        if found and self._server != (tier, fingerprint):
+            self._out.append(ResponseFields("chat", found))
 
     def _take_choice(self, choice: ChunkChoice) -> None:
         delta = choice.delta or choice.message or ChunkDelta()

@@ -225,5 +225,6 @@ class ChatCompletionOut(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     service_tier: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChatChoiceOut]
     usage: ChatUsageOut

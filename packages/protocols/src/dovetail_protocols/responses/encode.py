@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import msgspec
+
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -11,12 +13,14 @@ from dovetail_model import (
     Event,
     Failure,
     Finish,
+    HostedItem,
     Logprobs,
     Message,
     OutputBlock,
     ReasoningBlock,
     ReasoningDelta,
     Request,
+    ResponseFields,
     SpanEnd,
     TextBlock,
     TextDelta,
@@ -28,10 +32,12 @@ from dovetail_protocols.codec import Clock, IdFactory, OnEnd
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun, DeltaRunEncoder
 from dovetail_protocols.dispatch import Dispatcher
 from dovetail_protocols.responses.echo import echo_of
+from dovetail_protocols.responses.hosted_reader import ITEM_ADDED
 from dovetail_protocols.responses.output_items import (
     CallItem,
     CustomCallItem,
     FrameWriter,
+    HostedOutputItem,
     MessageItem,
     OutputItem,
     ReasoningItem,
@@ -73,6 +79,11 @@ class OutputItems:
         self.all.append(item)
         return item
 
+    def hosted(self, event: HostedItem) -> HostedOutputItem:
+        item = HostedOutputItem(len(self.all), self.frames, event.item or {})
+        self.all.append(item)
+        return item
+
     def block(self, block: OutputBlock) -> OutputItem | None:
         """Return the finished item of a block; None if a stream would not have sent one."""
         item: OutputItem
@@ -100,8 +111,8 @@ class ResponsesEncoder(DeltaRunEncoder):
     """
 
     __slots__ = (
-        "_begun", "_calls", "_dispatcher", "_ended", "_frames", "_held", "_items", "_response",
-        "_span", "_tokens", "_usage", "_wants_logprobs", "on_end",
+        "_begun", "_calls", "_dispatcher", "_ended", "_frames", "_held", "_hosted", "_items",
+        "_response", "_span", "_tokens", "_usage", "_wants_logprobs", "on_end",
     )  # fmt: skip
 
     def __init__(self, request: Request, ids: IdFactory, clock: Clock) -> None:
@@ -114,6 +125,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         self._wants_logprobs = request.sampling.logprobs is not None
         self._span: MessageItem | ReasoningItem | None = None
         self._calls: dict[int, CallItem] = {}
+        self._hosted: dict[int, HostedOutputItem] = {}
         self._held: list[str] = []  # white space that may turn out to start a text
         self._tokens: list[TokenLogprob] = []
         self._usage = Usage()
@@ -142,6 +154,9 @@ class ResponsesEncoder(DeltaRunEncoder):
         for event in events:
             if self._ended or choice:
                 break
+            if type(event) is ResponseFields:
+                self._response.update(event)
+                continue
             if not self._begun:
                 out.append(self._begin())
             self._run = NO_RUN  # unless the event is a delta
@@ -225,6 +240,16 @@ class ResponsesEncoder(DeltaRunEncoder):
         item = self._calls.pop(event.index, None)
         return b"" if item is None else item.close()
 
+    def _hosted_item(self, event: HostedItem) -> bytes:
+        closed = self._close_span()
+        item = self._hosted.get(event.index)
+        opened = b""
+        if item is None:
+            item = self._hosted[event.index] = self._items.hosted(event)
+            if event.kind != ITEM_ADDED:
+                opened = item.write(msgspec.structs.replace(event, kind=ITEM_ADDED, fields={}))
+        return closed + opened + item.write(event)
+
     def _count(self, event: Usage) -> bytes:
         self._usage = event
         return b""
@@ -261,6 +286,7 @@ class ResponsesEncoder(DeltaRunEncoder):
         CallOpen: _call_open,
         CallArgs: _call_args,
         CallClose: _call_close,
+        HostedItem: _hosted_item,
         Usage: _count,
         Logprobs: _logprobs,
         Finish: _finish,
@@ -277,15 +303,26 @@ def encode_message(
     response = ResponseObject(request, ids, clock)
     items = OutputItems(request, ids, FrameWriter())
     tokens = _TokenSplitter(message.logprobs if request.sampling.logprobs is not None else ())
-    for block in message.blocks:
+    if message.response_fields is not None:
+        response.update(message.response_fields)
+    for at, block in enumerate(message.blocks):
+        _add_hosted(items, message, at)
         item = items.block(block)
         found = tokens.take(block)
         if isinstance(item, MessageItem):
             item.logprobs += map(logprob_out, found)
+    _add_hosted(items, message, len(message.blocks))
     truncated = not all(item.done for item in items.all)
     end = to_outcome(message.finish, message.failure, truncated)
     output = [item.final() for item in items.all]
     return bytes(response.finished(end, output, message.usage))
+
+
+def _add_hosted(items: OutputItems, message: Message, place: int) -> None:
+    """Add the hosted items that precede the block at this place."""
+    for before, event in message.hosted_items:
+        if before == place:
+            items.hosted(event).done = event.kind != ITEM_ADDED
 
 
 class _TokenSplitter:

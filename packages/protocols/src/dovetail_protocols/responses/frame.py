@@ -73,7 +73,7 @@ class FrameResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response object, at the end of a stream or non-streaming."""
 
     status: str | None = None
-    output: list[FrameItem] | None = None
+    output: list[msgspec.Raw] | None = None
     usage: FrameUsage | None = None
     error: dict[str, Any] | str | None = None
     incomplete_details: dict[str, Any] | None = None
@@ -103,7 +103,7 @@ class ResponseFrame(msgspec.Struct, frozen=True, kw_only=True):
     arguments: str | None = None
     input: str | None = None
     logprobs: list[FrameLogprob] | None = None
-    response: FrameResponse | None = None
+    response: msgspec.Raw = msgspec.Raw()
     error: dict[str, Any] | str | None = None
     code: Any = None
     message: str | None = None

@@ -12,6 +12,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    HostedItemBlock,
     InvalidRequest,
     ReasoningBlock,
     Role,
@@ -220,7 +221,7 @@ def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 def _hosted(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     """Decode work that another server did within its own turn as a line of text."""
-    piece.add_turn("assistant", TextBlock(hosted.describe_call(item)))
+    piece.add_turn("assistant", HostedItemBlock(hosted.describe_call(item), item=item))
 
 
 def _trigger(piece: DecodedItem, item: dict[str, Any], path: str) -> None:

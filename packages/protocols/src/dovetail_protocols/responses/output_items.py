@@ -5,10 +5,20 @@ time. The delta run of an item is built together with the item.
 """
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from dovetail_model import CallArgs, CallOpen, Event, ReasoningDelta, TextDelta, TokenLogprob
+from dovetail_model import (
+    CallArgs,
+    CallOpen,
+    Event,
+    HostedItem,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+)
 from dovetail_protocols.delta_run import DeltaRun
 from dovetail_protocols.json_strings import encode_json_string, replace_surrogates
 from dovetail_protocols.responses import wire
@@ -319,3 +329,26 @@ def logprob_out(token: TokenLogprob) -> wire.Json:
 
 def _top_logprob_out(token: str, value: float) -> wire.Json:
     return {"token": token, "bytes": list(token.encode()), "logprob": value}
+
+
+class HostedOutputItem(OutputItem):
+    """An item of a tool that an upstream server ran, passed on with the frames about it."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, index: int, frames: FrameWriter, item: Mapping[str, Any]) -> None:
+        super().__init__(str(item.get("id", "")), index, frames)
+        self._item = item
+
+    def write(self, event: HostedItem) -> bytes:
+        """Encode a frame about the item."""
+        self._item = event.item or self._item
+        self.done = self.done or event.kind == "response.output_item.done"
+        if event.item is not None:
+            return self.frames.frame(
+                event.kind, output_index=self.index, item=event.item, **event.fields
+            )
+        return self._encode_frame(event.kind, **event.fields)
+
+    def final(self) -> Mapping[str, Any]:
+        return self._item

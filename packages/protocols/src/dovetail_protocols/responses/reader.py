@@ -19,6 +19,7 @@ from dovetail_model import (
     Failure,
     Finish,
     FinishReason,
+    HostedItem,
     Logprobs,
     ReasoningDelta,
     SpanEnd,
@@ -26,11 +27,13 @@ from dovetail_model import (
 )
 from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.responses.frame import FrameItem, FrameResponse, ResponseFrame
+from dovetail_protocols.responses.hosted_reader import HostedReader
 from dovetail_protocols.responses.sequencer import EventSequencer
 from dovetail_protocols.sse import ServerEvent, SseReader
 
 _decode = msgspec.json.Decoder(ResponseFrame).decode
-_decode_whole = msgspec.json.Decoder(FrameResponse).decode
+_decode_response = msgspec.json.Decoder(FrameResponse).decode
+_decode_item = msgspec.json.Decoder(FrameItem).decode
 
 _KINDS = ("message", "reasoning", "function_call", "custom_tool_call")
 _INCOMPLETE: dict[str, FinishReason] = {"content_filter": "refusal"}
@@ -41,13 +44,14 @@ _ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate
 class ResponsesReader:
     """Reads one response, in chunks of any size."""
 
-    __slots__ = ("_calls", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
+    __slots__ = ("_calls", "_hosted", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
 
     def __init__(self) -> None:
         self._sse = SseReader()
         self._out: list[Event] = []
         self._sequencer = EventSequencer()
         self._items: list[_ItemState] = []
+        self._hosted = HostedReader()
         self._span: _ItemState | None = None  # the open text or reasoning
         self._calls = 0
         self._over = False
@@ -62,7 +66,7 @@ class ResponsesReader:
     def whole(self, body: bytes) -> list[Event]:
         """Decode a non-streaming response."""
         try:
-            self._end(_decode_whole(body))
+            self._end(_decode_response(body), body)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._fail({"message": "The upstream server returned an invalid response."})
         return self._take_events()
@@ -91,9 +95,33 @@ class ResponsesReader:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             self._out.append(Diagnostic("malformed_chunk"))
             return
-        take = _ON.get(frame.type or event.event)
-        if take is not None:
+        try:
+            self._take_frame(frame, frame.type or event.event, event.data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            self._out.append(Diagnostic("malformed_chunk"))  # in the response object
+
+    def _take_frame(self, frame: ResponseFrame, kind: str, data: str) -> None:
+        take = _ON.get(kind)
+        hosted = frame.item is not None and frame.item.type not in ("", *_KINDS)
+        if hosted or (take is None and self._hosted.knows(frame.output_index, frame.item_id)):
+            self._append_hosted(self._hosted.read_frame(kind, data))
+        elif take is not None:
             take(self, frame)
+
+    def _append_hosted(self, event: HostedItem | None) -> None:
+        if event is not None:
+            self._close_span()
+            self._out.append(event)
+
+    def _started(self, frame: ResponseFrame) -> None:
+        """Read the fields of the response object, which servers send before the output."""
+        if _is_object(frame.response):
+            self._append_fields(frame.response)
+
+    def _append_fields(self, response: bytes | msgspec.Raw) -> None:
+        fields = self._hosted.read_fields(response)
+        if fields is not None:
+            self._out.append(fields)
 
     def _added(self, frame: ResponseFrame) -> None:
         if frame.item is not None:
@@ -133,10 +161,15 @@ class ResponsesReader:
             self._append_delta(item, frame.delta or "")
 
     def _completed(self, frame: ResponseFrame) -> None:
-        self._end(frame.response or FrameResponse(status=frame.type.removeprefix("response.")))
+        body = frame.response
+        if _is_object(body):
+            self._end(_decode_response(body), body)
+        else:
+            self._end(FrameResponse(status=frame.type.removeprefix("response.")))
 
     def _failed(self, frame: ResponseFrame) -> None:
-        error = frame.response.error if frame.response is not None else frame.error
+        body = frame.response
+        error = _decode_response(body).error if _is_object(body) else frame.error
         if error is None:
             error = {"code": frame.code, "message": frame.message, "param": frame.param}
         self._fail(error)
@@ -232,14 +265,20 @@ class ResponsesReader:
         if span is not None:
             self._out.append(SpanEnd("text" if span.kind == "message" else "reasoning", seal=seal))
 
-    def _end(self, response: FrameResponse) -> None:
+    def _end(self, response: FrameResponse, body: bytes | msgspec.Raw = b"{}") -> None:
         if response.status in ("failed", "cancelled") or response.error:
             self._fail(response.error or {})
             return
         truncated = response.status == "incomplete"
-        for at, frame_item in enumerate(response.output or ()):
-            self._close(self._streamed(frame_item, at) or self._item(frame_item, at), frame_item)
+        for at, raw in enumerate(response.output or ()):
+            frame_item = _decode_item(raw)
+            if frame_item.type in _KINDS:
+                item = self._streamed(frame_item, at) or self._item(frame_item, at)
+                self._close(item, frame_item)
+            else:
+                self._append_hosted(self._hosted.read_item(raw, at))
         self._close_span()
+        self._append_fields(body)
         self._over = True
         if response.usage is not None:
             self._out.append(response.usage.usage())
@@ -281,7 +320,13 @@ class _ItemState:
         self.part: int | None = None
 
 
+def _is_object(body: msgspec.Raw) -> bool:
+    return bytes(body).startswith(b"{")
+
+
 _ON: dict[str, Callable[[ResponsesReader, ResponseFrame], None]] = {
+    "response.created": ResponsesReader._started,
+    "response.in_progress": ResponsesReader._started,
     "response.output_item.added": ResponsesReader._added,
     "response.output_item.done": ResponsesReader._done,
     "response.output_text.delta": ResponsesReader._text,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dovetail_model import Failure, FinishReason, Request, Usage
+from dovetail_model import Failure, FinishReason, Request, ResponseFields, Usage
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.responses import echo, wire
 
@@ -36,6 +36,20 @@ _INCOMPLETE = {
     "context_window": "max_output_tokens",
     "refusal": "content_filter",
 }
+
+
+#: Fields for which null is the value of a server that does not have them.
+_NULLABLE = frozenset(
+    (
+        "max_output_tokens",
+        "max_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    )
+)
 
 
 class ResponseOutcome(msgspec.Struct, frozen=True):
@@ -73,7 +87,20 @@ class ResponseObject:
         self._created = int(clock())
         repeated = echo.echo_of(request)
         self._echo = repeated.fields
-        self._sampling = repeated.sampling_fields()
+        self._sampling: wire.Json = dict(repeated.sampling_fields())
+
+    def update(self, returned: ResponseFields) -> None:
+        """Repeat what an upstream server returned instead of what the client sent."""
+        fields = {
+            name: value
+            for name, value in returned.fields.items()
+            if (value is not None or name in _NULLABLE)
+            and (returned.api == "responses" or name == "service_tier")
+        }
+        self._sampling = {name: fields.pop(name, value) for name, value in self._sampling.items()}
+        if fields:
+            echoed = msgspec.json.decode(self._echo, type=dict[str, msgspec.Raw])
+            self._echo = _encode({**echoed, **fields})
 
     def queued(self) -> msgspec.Raw:
         return self._object("queued", {"output": []})

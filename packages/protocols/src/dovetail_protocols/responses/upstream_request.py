@@ -11,6 +11,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    HostedItemBlock,
     ImageBlock,
     OutputFormat,
     ReasoningBlock,
@@ -121,6 +122,8 @@ class _InputItemBuilder:
                 self._items.append(self._append_reasoning(block))
             case ToolCallBlock():
                 self._items.append(self._call(block))
+            case HostedItemBlock(item=item):
+                self._items.append(dict(item))
             case TextBlock(text=""):
                 pass
             case _:

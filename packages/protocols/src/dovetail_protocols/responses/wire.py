@@ -4,6 +4,7 @@ A field is defined here because a client sends or reads it. Ids of input items a
 purpose: they differ between threads with the same conversation, and must never reach the prompt.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -244,5 +245,11 @@ class CompactionOut(msgspec.Struct, frozen=True, tag="compaction"):
 
 
 ItemOut = (
-    MessageOut | ReasoningOut | FunctionCallOut | CustomCallOut | ToolSearchCallOut | CompactionOut
+    MessageOut
+    | ReasoningOut
+    | FunctionCallOut
+    | CustomCallOut
+    | ToolSearchCallOut
+    | CompactionOut
+    | Mapping[str, Any]
 )

@@ -6,7 +6,7 @@ model's output order is preserved as far as the upstream's API can express it; t
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -62,6 +62,10 @@ from dovetail_protocols import (
 )
 
 API_PATHS: dict[UpstreamApi, str] = {"chat": "/v1/chat/completions", "responses": "/v1/responses"}
+READERS: dict[UpstreamApi, type[ChatReader | ResponsesReader]] = {
+    "chat": ChatReader,
+    "responses": ResponsesReader,
+}
 MAX_PROBES = 3
 MAX_SESSION_ID_CHARS = 512  # servers reject longer headers
 MAX_ATTEMPTS = 6  # of one request, dropping rejected fields in between
@@ -167,10 +171,14 @@ class OpenAIUpstream:
             )
             async with send_request(self._endpoint, client_request) as response:
                 if response.status == 200:
-                    ignored = (*encoded.ignored, *dropped_fields(requested, fields))
-                    not_carried = (*encoded.dropped, *(f"ignored:{path}" for path in ignored))
+                    omitted = dropped_fields(requested, fields)
+                    ignored = (f"ignored:{path}" for path in (*encoded.ignored, *omitted))
+                    notes = (*encoded.dropped, *ignored, *_upstream_notes(response))
                     self._not_carried.update(encoded.dropped)
-                    reader = self._create_reader(request, api, not_carried, unlimited)
+                    restorer = self._create_restorer(request)
+                    reader = UpstreamResponseReader(
+                        self._server_name, READERS[api](), restorer, notes, unlimited, omitted
+                    )
                     async with aclosing(self._events(response, reader)) as batches:
                         async for batch in batches:
                             yield batch
@@ -212,13 +220,10 @@ class OpenAIUpstream:
             return False
         return self._model not in {str(card["id"]) for card in parse_model_list(listing)}
 
-    def _create_reader(
-        self, request: Request, api: UpstreamApi, not_carried: Sequence[str], unlimited: bool
-    ) -> UpstreamResponseReader:
-        reader = ResponsesReader() if api == "responses" else ChatReader()
-        names = ToolNames(request.tools)
-        restorer = RawTextReader(self._syntax, request) if self._syntax else ToolNameRestorer(names)
-        return UpstreamResponseReader(self._server_name, reader, restorer, not_carried, unlimited)
+    def _create_restorer(self, request: Request) -> RawTextReader | ToolNameRestorer:
+        if self._syntax is not None:
+            return RawTextReader(self._syntax, request)
+        return ToolNameRestorer(ToolNames(request.tools))
 
     def _encode_request(
         self, request: Request, api: UpstreamApi, dialect: UpstreamDialect
@@ -321,6 +326,11 @@ def _configured_reasoning_field(options: OpenAIOptions) -> ReasoningFieldResult 
             return ReasoningFieldResult(None)
         case field:
             return ReasoningFieldResult(field)
+
+
+def _upstream_notes(response: ClientResponse) -> list[str]:
+    """Return what another Dovetail reports about the request."""
+    return [note for note in response.headers.get("x-dovetail-diagnostics", "").split(", ") if note]
 
 
 def _session_headers(request: Request) -> dict[str, str]:
