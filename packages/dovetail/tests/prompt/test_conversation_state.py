@@ -2,6 +2,7 @@
 
 import pytest
 
+from dovetail.prompt.appended_text import append_text
 from dovetail.prompt.conversation_state import (
     EMPTY_RECORD,
     ConversationState,
@@ -9,7 +10,6 @@ from dovetail.prompt.conversation_state import (
     StateRecord,
     ToolSignature,
     append_additions,
-    append_text,
     decode_state,
     encode_state,
 )

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dovetail.prompt.context_edits import (
     DEFAULT_TOOL_USES_TRIGGER,
     ContextEdits,
+    add_notice,
     add_removed_tokens,
+    apply_edits,
     clear_thinking,
     clear_tool_uses,
     count_block_chars,
@@ -21,6 +23,7 @@ from dovetail_model import (
     ContextEdit,
     EditTrigger,
     Request,
+    Turn,
 )
 
 WINDOW_SHARE_PERCENT = 80  # of the context window: the highest default trigger of an edit
@@ -36,6 +39,7 @@ class ContextEditor:
     `render`: renders the prompt with these edits.
     `reasoning_turns`: the turns that have reasoning in the prompt.
     `window`: the size of the context window, if known.
+    `describe`: returns what the model has to know of dropped turns, given those that remain.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class ContextEditor:
         render: RenderEdited,
         reasoning_turns: Sequence[int],
         window: int | None,
+        describe: Callable[[Sequence[Turn]], str],
     ) -> None:
         self._request = request
         self._render = render
         self._reasoning_turns = reasoning_turns
         self._window = window
+        self._describe = describe
 
     async def edit(self, edits: ContextEdits) -> tuple[Prompt, ContextEdits]:
         """Render the prompt with the edits in force and those that the request triggers."""
@@ -95,10 +101,16 @@ class ContextEditor:
             planned = drop_oldest_turns(request.turns, edits, int(excess * chars_per_token))
             if planned is None:
                 break
+            planned = self._add_notice(planned)
             prompt, edits = await self._render(planned), planned
             if len(prompt.ids) <= target:
                 break
         return prompt, edits
+
+    def _add_notice(self, edits: ContextEdits) -> ContextEdits:
+        """Add what the model has to know of the dropped turns."""
+        remaining = apply_edits(self._request.turns, edits).turns
+        return add_notice(edits, self._describe(remaining))
 
 
 def default_trigger(trigger: EditTrigger, window: int | None) -> EditTrigger:

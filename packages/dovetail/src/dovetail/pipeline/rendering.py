@@ -212,6 +212,9 @@ class ConversationRenderer:
             lambda edits: self._render_view(job, edits),
             await self._find_reasoning_turns(job, edits) if request.context.edits else (),
             window,
+            lambda turns: self._tool_planner.describe_missing(
+                view.record.state, view.callable_tools, turns
+            ),
         )
         prompt, edits = await editor.edit(edits)
         state = msgspec.structs.replace(view.record.state, edits=edits)

@@ -12,6 +12,7 @@ from operator import is_not
 
 import msgspec
 
+from dovetail.prompt.appended_text import append_text
 from dovetail.prompt.turn_order import normalize_call_id
 from dovetail_model import (
     AppliedEdit,
@@ -66,10 +67,18 @@ class DroppedTurns(msgspec.Struct, frozen=True, array_like=True):
     """A history without the turns before `until`.
 
     `retained`: the turn before `until` that stays, because it was the newest user turn.
+    `notice`: what the model still has to know of the dropped turns, such as the definitions of
+    tools that they loaded. It is appended to the first of the other turns.
     """
 
     until: int
     retained: int | None = None
+    notice: str = ""
+
+    def effect(self) -> tuple[object, ...]:
+        """Return all that determines the prompt, in the form of older entries if possible."""
+        effect = (self.until, self.retained)
+        return (*effect, self.notice) if self.notice else effect
 
 
 class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
@@ -118,7 +127,7 @@ class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
         return [
             self.reasoning_until,
             None if uses is None else (uses.until, uses.excluded, uses.inputs),
-            None if dropped is None else (dropped.until, dropped.retained),
+            None if dropped is None else dropped.effect(),
             self.retention,
         ]
 
@@ -176,6 +185,8 @@ def apply_edits(
     if state.tool_uses is not None:
         changed = _clear_calls(edited, state.tool_uses)
     visible = tuple(at for at in range(len(turns)) if not _is_dropped(turns, at, state.dropped))
+    if state.dropped is not None and state.dropped.notice:
+        _append_notice(edited, visible, state.dropped.notice)
     return EditedTurns(
         tuple(edited[at] for at in visible),
         visible if len(visible) < len(turns) else None,
@@ -280,6 +291,13 @@ def drop_oldest_turns(
     return msgspec.structs.replace(state, dropped=best)
 
 
+def add_notice(state: ContextEdits, notice: str) -> ContextEdits:
+    """Add a notice about the dropped turns."""
+    assert state.dropped is not None
+    dropped = msgspec.structs.replace(state.dropped, notice=notice)
+    return msgspec.structs.replace(state, dropped=dropped)
+
+
 def count_block_chars(block: Block) -> int:
     """Count the characters of a block that a template may show: ids and names, too."""
     match block:
@@ -304,6 +322,13 @@ def _is_dropped(turns: Sequence[Turn], at: int, dropped: DroppedTurns | None) ->
     if dropped is None or at >= dropped.until or at == dropped.retained:
         return False
     return turns[at].role not in ("system", "developer")
+
+
+def _append_notice(turns: list[Turn], visible: Sequence[int], notice: str) -> None:
+    """Append a notice in place to the first visible turn of a user or a tool."""
+    first = next((at for at in visible if turns[at].role in ("user", "tool")), None)
+    if first is not None:
+        turns[first] = append_text(turns[first], notice)
 
 
 class _ToolUses:

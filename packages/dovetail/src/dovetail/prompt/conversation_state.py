@@ -7,15 +7,15 @@ after them. Recognition does not depend on them: it compares what clients send.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from dovetail.ledger.turn_digest import compute_digest
+from dovetail.prompt.appended_text import append_text, can_append
 from dovetail.prompt.context_edits import ContextEdits
-from dovetail_model import TextBlock, ToolResultBlock, ToolSpec, Turn
+from dovetail_model import ToolSpec, Turn
 
-_B = TypeVar("_B")
 AdditionKind = Literal["tools_added", "tools_removed", "moved_text", "notice"]
 
 
@@ -128,29 +128,3 @@ def append_additions(
         if at > 0 and can_append(changed[at - 1]):
             changed[at - 1] = append_text(changed[at - 1], addition.text)
     return tuple(changed) if additions else turns
-
-
-def can_append(turn: Turn) -> bool:
-    """Return whether text can be appended to a turn: not to one that the model continues."""
-    return turn.role != "assistant"
-
-
-def append_text(turn: Turn, text: str) -> Turn:
-    """Append a paragraph to a turn: to its last tool result, if its last block is one.
-
-    A separate user turn would end the tool loop for templates that drop reasoning then.
-    """
-    *before, last = turn.blocks or (TextBlock(""),)
-    if isinstance(last, ToolResultBlock):
-        inner = _append_paragraph(last.blocks, text)
-        appended = f"{last.appended}\n\n{text}" if last.appended else text
-        result = msgspec.structs.replace(last, blocks=inner, appended=appended)
-        return Turn(turn.role, (*before, result))
-    return Turn(turn.role, (*before, *_append_paragraph((last,), text)))
-
-
-def _append_paragraph(blocks: tuple[_B, ...], text: str) -> tuple[_B | TextBlock, ...]:
-    last = blocks[-1] if blocks else None
-    if isinstance(last, TextBlock) and last.text:
-        return (*blocks[:-1], TextBlock(f"{last.text}\n\n{text}"))
-    return (*blocks, TextBlock(text))

@@ -10,12 +10,12 @@ import msgspec
 
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.history_match import HistoryMatch
+from dovetail.prompt.appended_text import can_append
 from dovetail.prompt.conversation_state import (
     ConversationState,
     PromptAddition,
     StateRecord,
     append_additions,
-    can_append,
 )
 from dovetail.prompt.loop_notices import find_notices
 from dovetail.prompt.system_sections import SectionView, keep_section

@@ -12,7 +12,7 @@ message, is restored, and only if the end of the request has text with the same 
 user deletes is not restored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dovetail.ledger.store import make_call_key
@@ -174,7 +174,7 @@ def _find_removed(before: list[_Part], now: list[_Part]) -> list[str]:
     return removed
 
 
-def list_texts(turns: Turns) -> list[str]:
+def list_texts(turns: Iterable[Turn]) -> list[str]:
     """Return the texts of turns and of the tool results in them."""
     return [text for _, block in _parts(turns) for text in _texts(block)]
 
@@ -187,7 +187,7 @@ def has_moved(text: str, end_texts: Sequence[str]) -> bool:
     return any(heading in other for other in end_texts)
 
 
-def _parts(turns: Turns) -> Iterator[_Part]:
+def _parts(turns: Iterable[Turn]) -> Iterator[_Part]:
     for turn in turns:
         for block in turn.blocks:
             yield turn.role, block

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from dovetail.ledger.turn_digest import changes_tools, compute_digest
+from dovetail.prompt.appended_text import can_append
 from dovetail.prompt.conversation_state import (
     ConversationState,
     PromptAddition,
     ToolSignature,
-    can_append,
 )
+from dovetail.prompt.moved_content import list_texts
 from dovetail.prompt.tool_notation import ToolNotation
 from dovetail.prompt.tool_references import LoadedTools, ReferenceReader
 from dovetail.storage.lru import LruCache
@@ -123,6 +124,26 @@ class ToolPlanner:
         if _is_new_head_cheaper(plan, known_chars):
             return _add_note(self._plan_new_head(declared, loaded, state), _HEAD_REPLACED)
         return plan
+
+    def describe_missing(
+        self, state: ConversationState, available: Tools, turns: Iterable[Turn]
+    ) -> str:
+        """Write what these turns lack of the late definitions and notices, or nothing.
+
+        Dropped turns may have contained them. `available` are the tools that the model may call.
+        """
+        texts = "\n".join(list_texts(turns))
+        names = {tool.model_name for tool in available}
+        late = (tool for tool in state.late_tools if tool.model_name in names)
+        definitions = [
+            text for tool in late if (text := self._notation.write(tool)[0]) not in texts
+        ]
+        notices = [f"{_REMOVED_TEXT} {', '.join(state.withdrawn)}"] if state.withdrawn else []
+        newest = {one.kind: one.text for one in state.additions}
+        notices += [newest[kind] for kind in ("moved_text", "notice") if kind in newest]
+        missing = [text for text in notices if text not in texts]
+        added = ["\n".join([_ADDED_TEXT, *definitions])] if definitions else []
+        return "\n\n".join([*added, *missing])
 
     def _sort(self, tools: Tools) -> _DeclaredTools:
         known = self._declared.peek(id(tools))
