@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from dovetail.ledger.entry import FINISH_REPEATED, LedgerEntry
 from dovetail.ledger.history_match import HistoryMatch
-from dovetail.prompt.conversation_state import PromptAddition, can_append
+from dovetail.prompt.appended_text import can_append
+from dovetail.prompt.conversation_state import PromptAddition
 from dovetail_model import ToolCallBlock, ToolResultBlock, Turn
 
 _REPEATED_OUTPUT_TEXT = (
