@@ -64,19 +64,29 @@ def test_any_chunking_yields_the_same_message(name: str, data: st.DataObject) ->
 @SETTINGS
 @given(data=st.data())
 def test_random_markers_never_raise_or_leak_a_closer(name: str, data: st.DataObject) -> None:
+    """The closer of a call is shown only behind an opener that is shown too."""
     family = BY_NAME[name]
     text = data.draw(soup(family))
     events = flat(stream(family, [text], data.draw(st.sampled_from([None, True, False]))))
     message = fold(events)
     assert "".join(getattr(event, "raw", "") for event in events) == text
-    closers = (family.tools.orphans if family.tools else ()) + _reasoning_closers(family)
+    closers = family.tools.orphans if family.tools else ()
     for block in message.blocks:
         if block.type == "tool_call":
             if block.complete and not block.custom:
                 assert isinstance(json.loads(block.arguments), dict)
         else:
             assert block.text.strip()
-            assert not [closer for closer in closers if closer in block.text]
+            assert not [closer for closer in _reasoning_closers(family) if closer in block.text]
+            shown = [block.text.index(closer) for closer in closers if closer in block.text]
+            before = block.text[: min(shown, default=0)]
+            assert not shown or any(opener in before for opener in _openers(family))
+
+
+def _openers(family: Family) -> list[str]:
+    table = load_grammar(family.tool_parser, family.reasoning_parser)
+    names = {"text", table.entry}
+    return [m for name in names for m, e in table.states[name].edges.items() if e.mode != "text"]
 
 
 def _reasoning_closers(family: Family) -> tuple[str, ...]:

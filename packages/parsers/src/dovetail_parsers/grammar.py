@@ -104,23 +104,44 @@ class ReasoningFormat:
 _SPECIAL = re.compile(r"<[|｜](?!DSML)|\]<\]|\[[A-Z_/]+\]|<\w+\|>")
 
 
+#: Closers that are tags, as opposed to punctuation.
+_CLOSER = re.compile(r"[<\[]\|?/\w")
+
 _DELTAS: Mapping[Channel, Delta] = {Channel.TEXT: TextDelta, Channel.REASONING: ReasoningDelta}
 
 
 class CompiledMode:
-    """A mode prepared for the machine. `delta` is the event type of its text if it is prose."""
+    """A mode prepared for the machine. `delta` is the event type of its text if it is prose.
 
-    __slots__ = ("channel", "delta", "edges", "in_head", "is_value", "mode", "name", "scanner")
+    `enclosing` are the closers of the call that contains a value: with the closers around the call
+    they end a value whose own closer is missing. `nested` are openers of calls, which a value may
+    mention together with their closers.
+    """
+
+    __slots__ = (
+        "channel",
+        "delta",
+        "edges",
+        "enclosing",
+        "in_head",
+        "is_value",
+        "mode",
+        "name",
+        "nested",
+        "scanner",
+    )
 
     def __init__(self, name: str, modes: Mapping[str, Mode]) -> None:
         self.name = name
         self.mode = modes[name]
         self.channel = self.mode.channel
         self.edges = self.mode.edges
-        self.scanner = Scanner(self.edges)
         self.in_head = _in_head(name, modes)
         self.delta = _DELTAS.get(self.channel)
         self.is_value = self.channel in (Channel.VALUE, Channel.STRING, Channel.LITERAL)
+        self.enclosing = _enclosing_closers(self.mode, modes) if self.is_value else {}
+        self.nested = _call_openers(modes) if self.is_value else frozenset()
+        self.scanner = Scanner([*self.edges, *self.enclosing, *self.nested])
 
 
 class Grammar:
@@ -136,6 +157,13 @@ class Grammar:
         modes = combine_formats(tools, reasoning)
         self.states = {name: CompiledMode(name, modes) for name in modes}
         self.starts_inside = reasoning is not None and reasoning.starts_inside
+        self.orphans = frozenset(tools.orphans if tools else ())
+        gaps = [state.edges for state in self.states.values() if state.channel is Channel.GAP]
+        self.outer_closers = frozenset(
+            closer
+            for closer in self.orphans
+            if {edges[closer].mode for edges in gaps if closer in edges} <= {"text"}
+        )
         markers = {marker for state in self.states.values() for marker in state.edges}
         self.special = frozenset(filter(_SPECIAL.match, markers))
 
@@ -154,6 +182,26 @@ def _in_head(name: str, modes: Mapping[str, Mode]) -> bool:
     )
 
 
+def _enclosing_closers(value: Mode, modes: Mapping[str, Mode]) -> dict[str, Edge]:
+    """Return the closers of the call, in the spellings that the format prescribes."""
+    return {
+        marker: edge
+        for after in {edge.mode for edge in value.edges.values()}
+        for marker, edge in modes[after].edges.items()
+        if edge.action & CallAction.CLOSE and edge in modes[after].on.values()
+    }
+
+
+def _call_openers(modes: Mapping[str, Mode]) -> frozenset[str]:
+    """Return the openers of single calls: those that lead to a name."""
+    return frozenset(
+        marker
+        for mode in modes.values()
+        for marker, edge in mode.edges.items()
+        if modes[edge.mode].channel is Channel.NAME and mode.channel in (Channel.TEXT, Channel.GAP)
+    )
+
+
 PLAIN_TEXT_MODES: Mapping[str, Mode] = {"text": Mode(Channel.TEXT)}
 
 
@@ -164,10 +212,11 @@ def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None)
     orphans = {marker: Edge("text") for marker in (tools.orphans if tools else ())}
     calls = dict(modes["text"].edges)
     modes["text"] = replace(modes["text"], tolerate={**orphans, **modes["text"].tolerate})
-    modes["lost"] = Mode(Channel.DISCARDED, on={**_resumptions(modes, orphans), **calls})
+    opens = {marker: Edge("reasoning") for marker in (reasoning.openers if reasoning else ())}
+    resumptions = {**opens, **_resumptions(modes, orphans), **calls}
+    modes["lost"] = Mode(Channel.DISCARDED, on=resumptions)
     if reasoning is None:
         return modes
-    opens = {marker: Edge("reasoning") for marker in reasoning.openers}
     closes = {marker: Edge(entry) for marker in reasoning.closers}
     strays = closes if reasoning.orphans is None else dict.fromkeys(reasoning.orphans, Edge(entry))
     frames = {marker: Edge("text") for marker in reasoning.frames}
@@ -183,10 +232,14 @@ def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None)
     return modes
 
 
-def _resumptions(modes: Mapping[str, Mode], closers: Mapping[str, Edge]) -> dict[str, Edge]:
+def _resumptions(modes: Mapping[str, Mode], orphans: Mapping[str, Edge]) -> dict[str, Edge]:
     """Return the edges of a broken call's closers: the same as in a valid call, if known."""
-    found = dict(closers)
+    found = dict(orphans)
     for mode in modes.values():
         if mode.channel is Channel.GAP:
-            found |= {m: Edge(edge.mode) for m, edge in mode.edges.items() if m in closers}
+            found |= {
+                marker: Edge(edge.mode)
+                for marker, edge in mode.edges.items()
+                if marker in orphans or (_CLOSER.match(marker) and not _in_head(edge.mode, modes))
+            }
     return found

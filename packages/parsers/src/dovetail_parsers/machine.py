@@ -14,6 +14,7 @@ from typing import ClassVar
 from dovetail_model import Event
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress
+from dovetail_parsers.arguments.json_validator import QUOTES
 from dovetail_parsers.grammar import CallAction, Channel, Edge
 from dovetail_parsers.transitions import PROSE_CHANNELS, MachineState
 
@@ -22,9 +23,12 @@ _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
 _HEADER = re.compile(r"[\w\s.=:/@-]{0,300}")
 _MAX_HEADER_PARTS = 5  # per header
 _KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # markup means that its end is missing
-_WORD = re.compile(r"(?s:.{0,600})")  # an id or an attribute
+_ID = re.compile(r"\s{0,50}[^\s<>{}\[\]]{0,500}\s{0,50}")
+_WORD = re.compile(r"(?s:.{0,600})")  # an attribute
 _MAX_WORD_CHARS = 1000  # longer than any allowed word with the marker after it
 _LOOK_AHEAD_CHARS = 256  # white space between a value's closer and what must follow it
+_BRACKETS, _BRACKETS_AND_PARENS = re.compile(r"[{}\[\]]"), re.compile(r"[{}\[\]()]")
+_MAX_CLOSERS = 8  # more than any format nests
 _LITERAL = schemas.ANY - schemas.STRING
 _ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
@@ -44,9 +48,9 @@ class StateMachine(MachineState):
         if held:
             text = held + text
         if not self._spans.raw:
+            self._held = ""
             event = self._continue_fast(text)
             if event is not None:
-                self._held = ""
                 return [event]
         self._boundary = len(held)
         self._run(text, final=False)
@@ -87,7 +91,12 @@ class StateMachine(MachineState):
                 else None
             )
         if state.is_value and state.scanner.spot(text) is None:
-            return self._call.continue_value(text)
+            if text[-1] != "\n":
+                return self._call.continue_value(text)
+            event = self._call.continue_value(text[:-1]) if len(text) > 1 else None
+            if event is not None:  # the line break may precede the closers of the call
+                self._held, self._plain_held = "\n", self._plain
+            return event
         return None
 
     def _ends_in_header(self) -> bool:
@@ -124,8 +133,25 @@ class StateMachine(MachineState):
 
     def _discarded(self, buffer: str, at: int, final: bool) -> int:
         end, marker = self._find(buffer, at, final)
+        if self._open_brackets:
+            closed = self._close_brackets(buffer, at, end)
+            if closed is not None:
+                self._spans.raw.append(buffer[at:closed])
+                self._enter(self._lost_end)
+                return closed
         self._spans.raw.append(buffer[at:end])
         return self._leave(buffer, end, marker)
+
+    def _close_brackets(self, buffer: str, at: int, end: int) -> int | None:
+        """Return where all brackets of a broken call are closed; strings are not recognized."""
+        count = len(self._open_brackets)
+        pattern = _BRACKETS_AND_PARENS if "(" in self._open_brackets else _BRACKETS
+        for found in pattern.finditer(buffer, at, end):
+            count += 1 if found.group() in "{[(" else -1
+            if count == 0:
+                return found.end()
+        self._open_brackets = self._open_brackets[:1] * count
+        return None
 
     def _leave(self, buffer: str, end: int, marker: str | None) -> int:
         if marker is not None:
@@ -229,7 +255,7 @@ class StateMachine(MachineState):
         return self._cross(marker, end)
 
     def _id_of_call(self, buffer: str, at: int, final: bool) -> int:
-        end, marker, fits = self._read_word(buffer, at, final)
+        end, marker, fits = self._read_word(buffer, at, final, _ID)
         if not fits:
             return self._fail(end, "malformed_id")
         if marker is None:
@@ -261,22 +287,42 @@ class StateMachine(MachineState):
     def _raw_value(self, buffer: str, at: int, final: bool) -> int:
         end, marker = self._find_markup(buffer, at, final)
         if marker is None:
+            if not final and buffer[at:end].endswith("\n"):
+                end -= 1  # it may precede the closers of the call
             self._call.add_value(buffer[at:end])
             self._wait = end < len(buffer)
             return end
-        closes = self._closes(buffer, end, marker, final)
+        closes = self._ends_value(buffer, end, marker, final)
         if closes is False:
             self._call.add_value(buffer[at : end + 1])
             return end + 1
+        edge = self._state.edges.get(marker)
+        if edge is None and buffer[at:end].endswith("\n"):
+            end -= 1
         self._call.add_value(buffer[at:end])
         if closes is None:
             self._wait = True
             return end
+        if edge is None:  # the closers are read again, as if the value's own had preceded them
+            self._call.diagnose("missing_value_end")
+            marker, edge = "", next(iter(self._state.edges.values()))
         self._spans.add_markup(marker)
         if not self._call.end_value():
             return self._fail(end + len(marker), "malformed_value")
-        self._enter(self._state.edges[marker])
+        self._enter(edge)
         return end + len(marker)
+
+    def _ends_value(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
+        """Return whether a marker ends the value; None means that more text is needed."""
+        if marker in self._state.edges:
+            return self._closes(buffer, at, marker, final)
+        if marker in self._state.nested:
+            self._nested += 1
+            return False
+        if self._nested:
+            self._nested -= 1
+            return False
+        return self._closes_all(buffer, at, marker, final)
 
     def _closes(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
         """Return whether a marker ends the value: only if a marker of the next mode follows.
@@ -294,6 +340,35 @@ class StateMachine(MachineState):
         if undecided:
             return True if final else None
         return following is not None
+
+    def _closes_all(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
+        """Return whether the closers of everything that contains the value start at `at`.
+
+        Only white space may separate them, and the end of the output, the opener of a call or text
+        must follow. If there is only one closer, text may belong to the value, as it does behind
+        closers that are quoted. None means that more text is needed.
+        """
+        edge, count = self._state.enclosing[marker], 1
+        while True:
+            at += len(marker)
+            target = self._grammar.states[edge.mode]
+            end = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
+            if end - at > _LOOK_AHEAD_CHARS:
+                return False
+            if end == len(buffer):
+                return True if final else None
+            undecided, following = target.scanner.match(buffer, end)
+            if undecided:
+                return True if final else None
+            if following is None:
+                is_text = count > 1 and target.channel is Channel.TEXT
+                return is_text and buffer[at] not in QUOTES and buffer[end] != "<"
+            marker, edge, count = following, target.edges[following], count + 1
+            if self._grammar.states[edge.mode].in_head or count == _MAX_CLOSERS:
+                return True
+            if target.channel is Channel.TEXT:
+                return edge.mode == "reasoning"
+            at = end
 
     # Bodies
 

@@ -24,13 +24,17 @@ class MachineState:
 
     __slots__ = (
         "_boundary",
+        "_broken",
         "_call",
         "_decoder",
         "_grammar",
         "_head_at",
         "_head_marker",
         "_held",
+        "_lost_end",
         "_name",
+        "_nested",
+        "_open_brackets",
         "_origin",
         "_own_id",
         "_parts",
@@ -68,10 +72,15 @@ class MachineState:
         self._origin: CompiledMode | None = None
         self._head_marker = ""
         self._head_at = 0
+        self._broken = False  # a wrapper was shown as text: its closers are text too
+        # After a failure in a body: its open brackets, and the edge to take once they are closed.
+        self._open_brackets = ""
+        self._lost_end = Edge("text")
         self._rewind: str | None = None  # a head that is not a call, to be read again
         self._word = ""  # the part of a name, id, key or header that was read
         self._parts: list[str] = []  # parts of a header before the word
         self._name = ""
+        self._nested = 0  # openers of calls in the value without their closers
         self._own_id: str | None = None
         self._decoder: BodyDecoder | None = None
 
@@ -113,6 +122,10 @@ class MachineState:
         entry = self._grammar.entry
         from_prose = state.channel in PROSE_CHANNELS or state.name == entry
         to_prose = target.channel in PROSE_CHANNELS or target.name == entry
+        if self._broken and marker in self._grammar.orphans and state.delta is not None:
+            self._broken = marker not in self._grammar.outer_closers
+            self._write_prose(marker)
+            return at + len(marker)
         if target.in_head and self._origin is None and not self._call.is_open:
             self._begin_head(state, target, marker)
         elif marker not in state.mode.on and (from_prose or self._call.is_open):
@@ -121,6 +134,7 @@ class MachineState:
             self._spans.add_markup(marker)
         self._enter(edge)
         if to_prose:
+            self._broken = False  # another span starts, or may start
             self._commit_edge(state, target, marker)
         return at if edge.peek else at + len(marker)
 
@@ -156,11 +170,13 @@ class MachineState:
             self._call.close_tagged()
         self._state = self._grammar.states[edge.mode]
         self._word = ""
+        self._nested = 0
         self._parts.clear()
         self._decoder = None
 
     def _open_call(self, name: str) -> None:
         self._origin = None
+        self._broken = False
         own_id, self._own_id = self._own_id, None
         self._call.open_call(name, own_id)
 
@@ -168,6 +184,8 @@ class MachineState:
         """Revert a head that is not a call: its raw text is read again in the mode before it."""
         assert self._origin is not None
         origin, self._origin = self._origin, None
+        from_prose = origin.channel in PROSE_CHANNELS or origin.name == self._grammar.entry
+        self._broken = from_prose and not origin.edges[self._head_marker].peek
         raw = self._spans.raw
         self._rewind = "".join(raw[self._head_at :])
         del raw[self._head_at :]
@@ -182,6 +200,8 @@ class MachineState:
             return at
         self._call.diagnose(code)
         self._call.is_open = False
+        self._open_brackets = self._decoder.open_brackets() if self._decoder else ""
+        self._lost_end = self._state.mode.end or Edge("text")
         self._state = self._grammar.states["lost"]
         self._decoder = None
         return at

@@ -39,6 +39,10 @@ class BodyDecoder(Protocol):
 
     def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]: ...
 
+    def open_brackets(self) -> str:
+        """Return the brackets that are open, to find the end of a body that is malformed."""
+        ...
+
     def finish(self, rest: str, sink: CallSink) -> bool:
         """End the output; `rest` remains to be accounted for.
 

@@ -115,6 +115,13 @@ class _EnvelopeDecoder:
             if progress is not Progress.MORE:
                 return progress, at
 
+    def open_brackets(self) -> str:
+        outer = "[" if self._list else ""
+        if self._state in (_START, _ITEM, _NEXT):
+            return outer
+        inner = self._arguments if self._state == _ARGUMENTS and self._arguments else self._part
+        return outer + "{" * self._depth + inner.open_brackets()
+
     def finish(self, rest: str, sink: CallSink) -> bool:
         """Complete arguments make a call even if the envelope was not closed."""
         sink.skip(rest)

@@ -51,12 +51,15 @@ class JsonArgumentsDecoder:
         self._update()
         return out, at
 
-    def finish(self) -> str:
-        out = self._json.finish()
+    def finish(self, rest: str = "") -> str:
+        out = self._json.finish(rest)
         if out and self._kind != "{":
             out = self._other(out)
         self._update()
         return out
+
+    def open_brackets(self) -> str:
+        return self._json.open_brackets()
 
     @property
     def repairs(self) -> list[str]:
@@ -135,8 +138,12 @@ class _JsonBodyDecoder:
             return Progress.END, at
         return Progress.MORE, at
 
+    def open_brackets(self) -> str:
+        return self._arguments.open_brackets()
+
     def finish(self, rest: str, sink: CallSink) -> bool:
-        sink.add_arguments(self._arguments.finish(), rest)
+        sink.add_arguments(self._arguments.finish(rest), rest)
+        report_repairs(self._arguments.repairs, sink)
         if self._arguments.done:
             sink.close_call()
         return self._arguments.done

@@ -16,6 +16,7 @@ class Dialect:
     """A notation that differs from JSON in its strings, keys or sequences."""
 
     quote: str = ""  # a delimiter of strings that are raw text without escapes
+    closer: str = ""  # the marker behind the value: with all brackets before it, it ends a string
     bare_keys: bool = False
     parens: bool = False  # tuples become arrays, and a closing one ends a scalar
 
@@ -41,8 +42,11 @@ _PASSES = {
 }
 _PLAIN_ESCAPES = frozenset('"\\/bfnrt')
 _HEX = frozenset("0123456789abcdefABCDEF")
+_MAY_END = re.compile(r"[<}\]]")  # what ends a string between custom delimiters starts so
+QUOTES = frozenset("\"'`\\")  # behind closers that a value quotes
 _CLOSES = {"}": "{", "]": "["}
 _MAX_DEPTH = 400  # nested brackets: more than any JSON parser of ours or a client accepts
+_MAX_SPACE = 64  # between the brackets that end a value
 _MAX_SCALAR_CHARS = 2000  # of a number, literal or bare key
 
 
@@ -55,6 +59,7 @@ class JsonValidator:
     """Reads one value. `done` when it is complete, `failed` when it cannot become valid."""
 
     __slots__ = (
+        "_at_end",
         "_comma",
         "_dialect",
         "_escape",
@@ -82,6 +87,7 @@ class JsonValidator:
         self._escape = ""  # an incomplete escape sequence
         self._scalar = ""  # an incomplete number, literal or bare key
         self._stalled = False  # a string's delimiter is truncated at the end of the text
+        self._at_end = False  # no text follows
         self._comma: list[
             str
         ] = []  # a comma and white space after it, which may have to be dropped
@@ -110,12 +116,18 @@ class JsonValidator:
                 at = self._outside(text, at, out)
         return "".join(out), at
 
-    def finish(self) -> str:
-        """End the text: a top-level scalar is complete now."""
+    def finish(self, rest: str = "") -> str:
+        """End the text: a top-level scalar is complete now. `rest` was not read so far."""
         out: list[str] = []
+        if rest and self._quote and self._passing is None:
+            self._at_end = True
+            out.append(self.feed(rest)[0])
         if self._scalar and not (self._stack or self.done or self.failed):
             self._end_scalar(out)
         return "".join(out)
+
+    def open_brackets(self) -> str:
+        return "".join(self._stack)
 
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
         if self._passing is None:
@@ -138,15 +150,54 @@ class JsonValidator:
 
     def _in_raw_string(self, text: str, at: int, out: list[str]) -> int:
         """Read a string between custom delimiters; a truncated delimiter waits."""
-        end = text.find(self._quote, at)
+        if _MAY_END.search(text, at) is None:
+            out.append(escape_json(text[at:]))
+            return len(text)
+        quote = text.find(self._quote, at)
+        end, ends = self._find_enclosing(text, at, quote if quote >= 0 else len(text))
         if end < 0:
-            end = len(text) - overlap_length(text, self._quote, at)
-            self._stalled = True
-            out.append(escape_json(text[at:end]))
-            return end
+            end = quote if quote >= 0 else len(text) - overlap_length(text, self._quote, at)
+            ends = quote >= 0
         out.append(escape_json(text[at:end]))
+        if not ends:
+            self._stalled = True
+            return end
         self._end_string(out)
-        return end + len(self._dialect.quote)
+        if end == quote:
+            return end + len(self._dialect.quote)
+        self.repairs.append("missing_value_end")
+        return end
+
+    def _find_enclosing(self, text: str, at: int, stop: int) -> tuple[int, bool]:
+        """Find the brackets and the closer of everything that contains an unclosed string.
+
+        The flag is False if more text must decide. A quoted closer does not count.
+        """
+        closer = self._dialect.closer
+        if not closer:
+            return -1, False
+        found = text.find(closer, at, stop)
+        while found >= 0:
+            start = self._enclosing_start(text, at, found)
+            behind = found + len(closer)
+            if start >= 0 and behind == len(text) and not self._at_end:
+                return start, False
+            if start >= 0 and text[behind : behind + 1] not in QUOTES:
+                return start, True
+            found = text.find(closer, behind, stop)
+        last = text.rfind("}", at) if stop == len(text) and not self._at_end else -1
+        if last >= 0 and closer.startswith(text[last + 1 : last + _MAX_SPACE].lstrip()):
+            return self._enclosing_start(text, at, last + 1), False
+        return -1, False
+
+    def _enclosing_start(self, text: str, at: int, end: int) -> int:
+        """Return where the brackets that close the whole value start before `end`, or -1."""
+        for bracket in self._stack:
+            end = len(text[max(at, end - _MAX_SPACE) : end].rstrip()) + max(at, end - _MAX_SPACE)
+            if end <= at or _CLOSES.get(text[end - 1]) != bracket:
+                return -1
+            end -= 1
+        return end
 
     def _in_escape(self, text: str, at: int, out: list[str]) -> int:
         char = text[at]

@@ -92,6 +92,13 @@ class _PythonicDecoder:
                 return progress, at
         return Progress.MORE, at
 
+    def open_brackets(self) -> str:
+        outer = "[" if self._listed else ""
+        if self._state in (_State.START, _State.NAME_OF_CALL, _State.PAREN, _State.AFTER_CALL):
+            return outer
+        inner = self._value.open_brackets() if self._state is _State.VALUE else ""
+        return f"({outer}{inner}"
+
     def finish(self, rest: str, sink: CallSink) -> bool:
         """A call is complete only with its closing parenthesis; a list may lack its bracket."""
         sink.skip(rest)

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail_model import ToolCallBlock
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import CallSink, Progress
-from dovetail_parsers.arguments.json_validator import escape_json, overlap_length
+from dovetail_parsers.arguments.json_validator import QUOTES, escape_json, overlap_length
 from dovetail_parsers.arguments.notation import load_arguments, write_raw
 from dovetail_parsers.arguments.value import RawValueDecoder
 
@@ -114,10 +114,15 @@ class _TreeDecoder:
     def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         return self._read(text, start, sink, final=False)
 
+    def open_brackets(self) -> str:
+        return ""  # its tags end it
+
     def finish(self, rest: str, sink: CallSink) -> bool:
         """If all other elements are closed, the call's own closing tag may be missing."""
         read = self._read(rest, 0, sink, final=True)[1]
         sink.skip(rest[read:])
+        if not self._stack:
+            return True
         half = rest[read:].lstrip()
         complete = len(self._stack) == 1 and (not half or self._is_partial_end(half))
         if complete:
@@ -161,11 +166,13 @@ class _TreeDecoder:
             sink.diagnose("missing_end")
             out.append("}" if self._stack[0].brackets else "{}")
             return Progress.END, at
-        if tag is not None and self._is_markup(tag):
+        if tag is not None and (self._is_markup(tag) or self._may_end_several(tag)):
             closes = self._closes(text, tag, final)
             if closes is None:
                 return Progress.MORE, at
             if closes:
+                if not self._is_markup(tag) and not self._end_inner(tag[2], out, sink):
+                    return Progress.FAIL, at
                 return self._tag(tag, out, sink), tag.end()
         progress = self._text(text[at : tag_at + 1], out)
         return progress, tag_at + 1 if progress is Progress.MORE else at
@@ -174,6 +181,8 @@ class _TreeDecoder:
         """Whether a value's closer counts: another tag must follow. None: wait for more."""
         if not tag[1] or len(self._stack) == 1:
             return True
+        if tag[2] != self._stack[-1].name:
+            return self._closes_all(text, tag, final)
         end = _SPACE.match(text, tag.end()).end()  # type: ignore[union-attr]
         following = text[end : end + len(self._needle)]
         if following == self._needle:
@@ -181,6 +190,55 @@ class _TreeDecoder:
         if end - tag.end() > _LOOK_AHEAD_CHARS or not self._needle.startswith(following):
             return False
         return True if final else None
+
+    def _may_end_several(self, tag: re.Match[str]) -> bool:
+        """Whether the tag closes an element that contains the open one, whose closer is missing."""
+        return bool(tag[1]) and any(node.name == tag[2] for node in self._stack[:-1])
+
+    def _closes_all(self, text: str, tag: re.Match[str], final: bool) -> bool | None:
+        """Whether the closers of all outer elements follow the tag, and the section's after them.
+
+        None: wait for more.
+        """
+        names = [node.name for node in self._stack]
+        outer = reversed(names[: names.index(tag[2])])
+        expected = [f"{self._token}</{name}>" for name in outer]
+        end = tag.end()
+        for closer in (*expected, self._ends[1]):
+            at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+            if at - end > _LOOK_AHEAD_CHARS:
+                return False
+            if not text.startswith(closer, at):
+                partial = closer.startswith(text[at:])
+                return (True if final else None) if partial else False
+            end = at + len(closer)
+        return self._may_follow(text, end, final)
+
+    def _may_follow(self, text: str, end: int, final: bool) -> bool | None:
+        """Whether the section's closer may end here: text or a new call follows."""
+        at = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+        if at == len(text):
+            return True if final else None
+        if text[end] in QUOTES:
+            return False
+        openers = (f"{self._token}<{self._section}>", f"{self._token}<{self._stack[0].name} ")
+        if not text.startswith("<", at) and not text.startswith(self._needle, at):
+            return True
+        if text.startswith(openers, at):
+            return True
+        partial = any(opener.startswith(text[at:]) for opener in openers)
+        return (True if final else None) if partial else False
+
+    def _end_inner(self, name: str, out: list[str], sink: CallSink) -> bool:
+        """End the open elements inside the one of this name. Return whether all are valid."""
+        sink.diagnose("missing_value_end")
+        self._whitespace.clear()
+        valid = True
+        while self._stack[-1].name != name:
+            node = self._stack.pop()
+            out.append(node.end())
+            valid &= self._check(node.value, sink) is Progress.MORE
+        return valid
 
     def _is_markup(self, tag: re.Match[str]) -> bool:
         node = self._stack[-1]

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 _FRAMES = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
@@ -32,7 +33,12 @@ FAMILY = Family(
                 ),
                 end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={"<|END_ACTION|>": Edge("text")}),
+            "done": Mode(
+                Channel.GAP,
+                on={"<|END_ACTION|>": Edge("text")},
+                tolerate=more_calls("calls", "[", "{"),
+            ),
+            "more": next_call("calls", "[", "{"),
         },
         orphans=("<|END_ACTION|>", *_FRAMES),
     ),

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 _MARKED = {
     "<TOOLCALL>": Edge("calls"),
@@ -29,10 +30,14 @@ FAMILY = Family(
             "done": Mode(
                 Channel.GAP,
                 on={"</TOOLCALL>": Edge("text"), "</tool_call>": Edge("text")},
-                tolerate={";": Edge("more")},
+                tolerate={
+                    ";": Edge("more"),
+                    **mirrored_closers(*_MARKED),
+                    **more_calls("bare", "{", "["),
+                },
                 otherwise=Edge("text"),
             ),
-            "more": Mode(Channel.GAP, on={"{": Edge("calls", peek=True)}),
+            "more": next_call("calls", "{", "["),
         },
         orphans=("</TOOLCALL>", "</tool_call>"),
     ),

@@ -15,10 +15,14 @@ def braced_format(opener: str, closer: str, quote: str) -> ToolFormat:
             "name": Mode(Channel.NAME, on={"{": Edge("args", CallAction.OPEN, peek=True)}),
             "args": Mode(
                 Channel.BODY,
-                body=JsonBody(Dialect(quote=quote, bare_keys=True)),
+                body=JsonBody(Dialect(quote=quote, closer=closer, bare_keys=True)),
                 end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={closer: Edge("text")}),
+            "done": Mode(
+                Channel.GAP,
+                on={closer: Edge("text")},
+                tolerate={"call:": Edge("name"), ",": Edge("head")},
+            ),
         },
         orphans=(closer,),
     )

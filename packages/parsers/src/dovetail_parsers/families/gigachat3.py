@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 FAMILY = Family(
     name="gigachat3",
@@ -21,9 +22,13 @@ FAMILY = Family(
             "done": Mode(
                 Channel.GAP,
                 on={"<|function_call|>": Edge("call")},
-                tolerate={"<|message_sep|>": Edge("text")},
+                tolerate={"<|message_sep|>": Edge("text")}
+                | mirrored_closers("<|function_call|>")
+                | more_calls("again", "{"),
                 otherwise=Edge("text"),
             ),
+            "again": Mode(Channel.BODY, body=Envelope(bare=True), end=Edge("done")),
+            "more": next_call("again", "{"),
         },
         orphans=("<|message_sep|>",),
     ),

@@ -6,6 +6,7 @@ from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 _ENVELOPE = Envelope(arguments=("args", "arguments"))
 _KINDS = {
@@ -50,7 +51,13 @@ FAMILY = Family(
             "header": Mode(Channel.HEADER, on=_KINDS, tolerate=_ENDS),
             "reasoning": Mode(Channel.REASONING, on=_ENDS, tolerate=_MESSAGE | _KINDS),
             "call": Mode(Channel.BODY, body=_ENVELOPE, end=Edge("done")),
-            "done": Mode(Channel.GAP, on=_ENDS, tolerate=_MESSAGE, otherwise=Edge("text")),
+            "done": Mode(
+                Channel.GAP,
+                on=_ENDS,
+                tolerate=_MESSAGE | more_calls("call", "{", "["),
+                otherwise=Edge("text"),
+            ),
+            "more": next_call("call", "{", "["),
         },
     ),
 )

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 FAMILY = Family(
     name="internlm",
@@ -23,7 +24,12 @@ FAMILY = Family(
                 body=Envelope(arguments=("parameters", "arguments")),
                 end=Edge("done"),
             ),
-            "done": Mode(Channel.GAP, on={"<|action_end|>": Edge("text")}),
+            "done": Mode(
+                Channel.GAP,
+                on={"<|action_end|>": Edge("text")},
+                tolerate=more_calls("call", "{", "["),
+            ),
+            "more": next_call("call", "{", "["),
         },
         orphans=("<|action_end|>",),
     ),

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 FAMILY = Family(
     name="jamba",
@@ -22,8 +23,9 @@ FAMILY = Family(
             "done": Mode(
                 Channel.GAP,
                 on={"</tool_calls>": Edge("text")},
-                tolerate={"{": Edge("calls", peek=True)},
+                tolerate=more_calls("calls", "[", "{"),
             ),
+            "more": next_call("calls", "[", "{"),
         },
         orphans=("</tool_calls>",),
         lead="\n",

@@ -3,6 +3,8 @@
 A call may instead contain one JSON object, in an element `json`.
 """
 
+from collections.abc import Iterator, Mapping
+
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
@@ -25,11 +27,31 @@ def _spell(value: str, _: int) -> str:
     return value.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def _parameters(opens: CallAction, closes: CallAction) -> dict[str, Edge]:
+def _parameters(opens: CallAction, closes: CallAction) -> Mapping[str, Edge]:
     return {
         f'{_OPEN}argument key="': Edge("key", opens),
         f"{_CLOSE}call{_SEP}": Edge("done", closes),
     }
+
+
+#: The quotes that models write instead of the prescribed ones, by the suffix of their modes.
+_OTHER_QUOTES = {"_bare": "", "_single": "'"}
+_CALLS = {f"{_OPEN}call tool={quote}": Edge(f"name{s}") for s, quote in _OTHER_QUOTES.items()}
+
+
+def _other_keys(opens: CallAction) -> dict[str, Edge]:
+    return {f"{_OPEN}argument key={q}": Edge(f"key{s}", opens) for s, q in _OTHER_QUOTES.items()}
+
+
+def _other_modes() -> Iterator[tuple[str, Mode]]:
+    """Yield the modes of names and keys in other quotes than the prescribed ones."""
+    for suffix, q in _OTHER_QUOTES.items():
+        ends = {f"{q} index={q}": Edge(f"index{suffix}"), f"{q}{_SEP}": Edge("head")}
+        yield f"name{suffix}", Mode(Channel.NAME, on=ends, read=_read)
+        yield f"index{suffix}", Mode(Channel.ATTRIBUTE, on={f"{q}{_SEP}": Edge("head")})
+        types = {f"{q} type={q}{kind}{q}{_SEP}": Edge("literal") for kind in _TYPES}
+        types |= {f"{q} type={q}string{q}{_SEP}": Edge("string"), f"{q}{_SEP}": Edge("value")}
+        yield f"key{suffix}", Mode(Channel.KEY, on=types, read=_read)
 
 
 TOOLS = ToolFormat(
@@ -37,9 +59,9 @@ TOOLS = ToolFormat(
         "text": Mode(
             Channel.TEXT,
             on={f"{_OPEN}tools{_SEP}": Edge("section")},
-            tolerate={f'{_OPEN}call tool="': Edge("name")},
+            tolerate={f'{_OPEN}call tool="': Edge("name"), **_CALLS},
         ),
-        "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': Edge("name")}),
+        "section": Mode(Channel.GAP, on={f'{_OPEN}call tool="': Edge("name")}, tolerate=_CALLS),
         "name": Mode(
             Channel.NAME,
             on={'" index="': Edge("index")},
@@ -51,9 +73,16 @@ TOOLS = ToolFormat(
         "head": Mode(
             Channel.GAP,
             on=_parameters(CallAction.OPEN, CallAction.OPEN | CallAction.CLOSE),
-            tolerate={f'{_OPEN}json type="object"{_SEP}': Edge("json", CallAction.OPEN)},
+            tolerate={
+                f'{_OPEN}json type="object"{_SEP}': Edge("json", CallAction.OPEN),
+                **_other_keys(CallAction.OPEN),
+            },
         ),
-        "args": Mode(Channel.GAP, on=_parameters(CallAction.NONE, CallAction.CLOSE)),
+        "args": Mode(
+            Channel.GAP,
+            on=_parameters(CallAction.NONE, CallAction.CLOSE),
+            tolerate=_other_keys(CallAction.NONE),
+        ),
         "key": Mode(
             Channel.KEY,
             on={
@@ -75,8 +104,9 @@ TOOLS = ToolFormat(
         "done": Mode(
             Channel.GAP,
             on={f'{_OPEN}call tool="': Edge("name"), f"{_CLOSE}tools{_SEP}": Edge("text")},
-            tolerate={f"{_CLOSE}call{_SEP}": Edge("done")},
+            tolerate={f"{_CLOSE}call{_SEP}": Edge("done"), **_CALLS},
         ),
+        **dict(_other_modes()),
     },
     orphans=(f"{_CLOSE}tools{_SEP}", f"{_CLOSE}call{_SEP}", *_END_OF_MESSAGE),
 )

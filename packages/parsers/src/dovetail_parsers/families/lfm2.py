@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
 
@@ -17,7 +18,8 @@ FAMILY = Family(
         modes={
             "text": Mode(Channel.TEXT, on={_BEGIN: Edge("calls")}),
             "calls": Mode(Channel.BODY, body=Pythonic(), end=Edge("done")),
-            "done": Mode(Channel.GAP, on={_END: Edge("text")}),
+            "done": Mode(Channel.GAP, on={_END: Edge("text")}, tolerate=more_calls("calls", "[")),
+            "more": next_call("calls", "["),
         },
         orphans=(_END,),
     ),

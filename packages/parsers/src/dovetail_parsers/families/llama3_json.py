@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, next_call
 
 _KEYS = ("parameters", "arguments")
 
@@ -25,9 +26,15 @@ FAMILY = Family(
             "done": Mode(
                 Channel.GAP,
                 on={";": Edge("more", pad=" ")},
-                tolerate={"{": Edge("bare", peek=True), "<|python_tag|>": Edge("call")},
+                tolerate={
+                    "{": Edge("bare", peek=True),
+                    "<|python_tag|>": Edge("call"),
+                    ",": Edge("comma"),
+                    **mirrored_closers("<|python_tag|>"),
+                },
                 otherwise=Edge("text"),
             ),
+            "comma": next_call("bare", "{"),
             "more": Mode(
                 Channel.GAP,
                 on={"{": Edge("call", peek=True)},

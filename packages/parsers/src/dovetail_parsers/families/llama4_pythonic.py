@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 
@@ -21,7 +22,13 @@ FAMILY = Family(
             "text": Mode(Channel.TEXT, on={_BEGIN: Edge("calls")}),
             "calls": Mode(Channel.BODY, body=Pythonic(), end=Edge("done")),
             "bare": Mode(Channel.BODY, body=Pythonic(bare=True), end=Edge("done")),
-            "done": Mode(Channel.GAP, on={_END: Edge("text")}, otherwise=Edge("text")),
+            "done": Mode(
+                Channel.GAP,
+                on={_END: Edge("text")},
+                tolerate=more_calls("bare", "["),
+                otherwise=Edge("text"),
+            ),
+            "more": next_call("bare", "["),
         },
         orphans=(_END,),
     ),

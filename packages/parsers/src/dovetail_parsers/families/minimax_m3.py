@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.tree import TagTree
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.shared_formats import quote_variants
 
 TOKEN = "]<]minimax[>["
 
@@ -11,13 +12,13 @@ def tree_format(token: str) -> ToolFormat:
     """Return the format with this token before its tags; models without it write bare tags."""
     begin, end = f"{token}<tool_call>", f"{token}</tool_call>"
     invoke = f'{token}<invoke name="'
+    names = list(enumerate(quote_variants((invoke, '">'))))
+    calls = {m[0]: Edge(f"name{i or ''}") for i, m in names}
     return ToolFormat(
         modes={
-            "text": Mode(
-                Channel.TEXT, on={begin: Edge("section", pad="\n")}, tolerate={invoke: Edge("name")}
-            ),
-            "section": Mode(Channel.GAP, on={invoke: Edge("name")}),
-            "name": Mode(Channel.NAME, on={'">': Edge("head")}),
+            "text": Mode(Channel.TEXT, on={begin: Edge("section", pad="\n")}, tolerate=calls),
+            "section": Mode(Channel.GAP, on={invoke: Edge("name")}, tolerate=calls),
+            **{f"name{i or ''}": Mode(Channel.NAME, on={m[1]: Edge("head")}) for i, m in names},
             "head": Mode(Channel.GAP, on={f"{token}<": Edge("args", CallAction.OPEN, peek=True)}),
             "args": Mode(
                 Channel.BODY,
@@ -27,7 +28,7 @@ def tree_format(token: str) -> ToolFormat:
             "done": Mode(
                 Channel.GAP,
                 on={invoke: Edge("name"), end: Edge("text")},
-                tolerate={f"{token}</invoke>": Edge("done")},
+                tolerate=calls | {f"{token}</invoke>": Edge("done")},
             ),
         },
         orphans=(end, f"{token}</invoke>"),

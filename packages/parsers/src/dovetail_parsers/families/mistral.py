@@ -4,6 +4,7 @@ from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 TOOLS = ToolFormat(
     modes={
@@ -26,7 +27,14 @@ TOOLS = ToolFormat(
             end=Edge("done"),
         ),
         "list": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
-        "done": Mode(Channel.GAP, on={"[TOOL_CALLS]": Edge("head")}, otherwise=Edge("text")),
+        "again": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=Edge("done")),
+        "done": Mode(
+            Channel.GAP,
+            on={"[TOOL_CALLS]": Edge("head")},
+            tolerate=mirrored_closers("[TOOL_CALLS]") | more_calls("again", "[", "{"),
+            otherwise=Edge("text"),
+        ),
+        "more": next_call("again", "[", "{"),
     },
 )
 

@@ -82,7 +82,7 @@ FAMILY = Family(
             "tool": Mode(
                 Channel.GAP,
                 on={"<atem:function_calls>": Edge("section")},
-                tolerate={'<atem:invoke name="': Edge("name")},
+                tolerate=_INVOKE.modes["text"].tolerate,
                 otherwise=Edge("text"),
             ),
         },

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 FAMILY = Family(
     name="phi4",
@@ -18,9 +19,13 @@ FAMILY = Family(
                 tolerate={"<|tool_call|>": Edge("calls")},
             ),
             "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
+            "again": Mode(Channel.BODY, body=Envelope(many=True, bare=True), end=Edge("done")),
             "done": Mode(
-                Channel.GAP, tolerate={"<|/tool_call|>": Edge("text")}, otherwise=Edge("text")
+                Channel.GAP,
+                tolerate=mirrored_closers("<|tool_call|>") | more_calls("again", "[", "{"),
+                otherwise=Edge("text"),
             ),
+            "more": next_call("again", "[", "{"),
         },
         orphans=("<|/tool_call|>",),
     ),

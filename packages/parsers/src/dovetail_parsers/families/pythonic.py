@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import more_calls, next_call
 
 FAMILY = Family(
     name="pythonic",
@@ -15,7 +16,8 @@ FAMILY = Family(
             "start": Mode(Channel.GAP, on={"[": Edge("calls", peek=True)}),
             "text": Mode(Channel.TEXT),
             "calls": Mode(Channel.BODY, body=Pythonic(bare=True), end=Edge("done")),
-            "done": Mode(Channel.GAP, otherwise=Edge("text")),
+            "done": Mode(Channel.GAP, tolerate=more_calls("calls", "["), otherwise=Edge("text")),
+            "more": next_call("calls", "["),
         },
     ),
 )

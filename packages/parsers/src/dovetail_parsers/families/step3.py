@@ -33,7 +33,11 @@ FAMILY = Family(
             "text": Mode(Channel.TEXT, on={_BEGIN: Edge("begun")}, tolerate={_CALL: Edge("kind")}),
             "begun": Mode(Channel.GAP, on={_CALL: Edge("kind")}),
             "kind": Mode(Channel.GAP, on={"function<｜tool_sep｜>": Edge("section")}),
-            "done": Mode(Channel.GAP, on={_CALL_END: Edge("ended")}),
+            "done": Mode(
+                Channel.GAP,
+                on={_CALL_END: Edge("ended")},
+                tolerate=_INVOKE.modes["section"].edges,
+            ),
             "ended": Mode(Channel.GAP, on={_CALL: Edge("kind"), _END: Edge("text")}),
         },
         orphans=(_END, _CALL_END),

@@ -3,6 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 _WRAPS = {"[TOOL_CALLS]": Edge("calls"), "<tool_call>": Edge("calls"), "```json": Edge("bare")}
 
@@ -24,9 +25,14 @@ FAMILY = Family(
             "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),
             "done": Mode(
                 Channel.GAP,
-                tolerate={"```": Edge("text"), "</tool_call>": Edge("text")},
+                tolerate={
+                    "```": Edge("text"),
+                    **mirrored_closers("[TOOL_CALLS]", "<tool_call>"),
+                    **more_calls("bare", "{", "["),
+                },
                 otherwise=Edge("text"),
             ),
+            "more": next_call("bare", "{", "["),
         },
         orphans=("</tool_call>",),
     ),
