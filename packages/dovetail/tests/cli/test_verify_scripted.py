@@ -165,6 +165,30 @@ def _parallel(path: str, body: Json) -> Json:
     return {**body, "parallel_tool_calls": True}
 
 
+def _all_loaded(path: str, body: Json) -> Json:
+    tools = [{k: v for k, v in tool.items() if k != "defer_loading"} for tool in body["tools"]]
+    return {**body, "tools": tools}
+
+
+def _only_loaded_may_be_named(path: str, body: Json) -> Json:
+    choice = {"tool_choice": {"type": "tool", "name": "unknown"}} if "tool_choice" in body else {}
+    return {**body, **choice}
+
+
+def _all_allowed(path: str, body: Json) -> Json:
+    return {**body, "tool_choice": "auto"}
+
+
+def _fixed_retention(path: str, body: Json) -> Json:
+    return {**body, "nvext": {"reasoning_retention": "none"}}
+
+
+def _with_tools_in_order(record: RecordedRequest) -> RecordedRequest:
+    """Simulate a head that follows the last order: its tokens differ from the first ones."""
+    number = len(record.prompt_tokens)
+    return msgspec.structs.replace(record, prompt_tokens=(number, *record.prompt_tokens[1:]))
+
+
 #: Fault of a server -> the fault, the checks that must find it, and their message (a pattern).
 FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
     "calls are moved to the end": (
@@ -276,6 +300,31 @@ FAULTS: dict[str, tuple[ExchangeFault, tuple[str, ...], str]] = {
         ExchangeFault(change_request=_parallel),
         ("*.fields.named-tool",),
         "received 2",
+    ),
+    "deferred tools are in the head": (
+        ExchangeFault(change_request=_all_loaded),
+        ("*.tools.reference", "*.tools.placeholder"),
+        "in the prompt",
+    ),
+    "loaded tools are not callable": (
+        ExchangeFault(change_request=_only_loaded_may_be_named),
+        ("*.tools.loaded",),
+        "returned status 400",
+    ),
+    "allowed_tools is ignored": (
+        ExchangeFault(change_request=_all_allowed),
+        ("*.tools.allowed",),
+        "is not allowed",
+    ),
+    "the head has the last order of tools": (
+        ExchangeFault(change_record=_with_tools_in_order),
+        ("*.tools.order",),
+        "tokens match",
+    ),
+    "retention is ignored": (
+        ExchangeFault(change_request=_fixed_retention),
+        ("*.fields.retention",),
+        "`all`: the reasoning is not in the prompt",
     ),
     "generations are not cancelled": (
         ExchangeFault(

@@ -129,6 +129,10 @@ _MESSAGES = {
     "messages.edits.applied": replace_text(
         '"cleared_input_tokens":[0-9]+', '"cleared_input_tokens":1'
     ),
+    "messages.edits.thinking": replace_text(
+        '"cleared_thinking_turns":[0-9]+', '"cleared_thinking_turns":1'
+    ),
+    "messages.edits.compact": without_fields("context_management"),
     "messages.compaction": replace_text('"stop_reason":"compaction"', '"stop_reason":"end_turn"'),
     "messages.cache.excluded": change_body(_counted_twice, "/v1/messages"),
     "messages.cache.billing_line": change_body(_uncached_line),
@@ -172,6 +176,8 @@ _RESPONSES = {
     "responses.fields.input": change_errors(
         lambda response: make_response(400, '{"error":{"message":"no","type":"x"}}')
     ),
+    "responses.truncation": without_fields("truncation"),
+    "responses.conversations": without_fields("conversation"),
     "responses.errors.too_long": respond_when(lambda request: True, 400, ""),
 }
 

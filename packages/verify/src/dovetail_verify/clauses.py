@@ -3,7 +3,7 @@
 Each check names the clause that it tests. The clauses of CC (Claude Code), CX (Codex) and AG
 (OpenCode, Pi and OpenClaw) were measured on the real clients. The others are rules for any server
 between an agent and a model: R (parsing of model output), TK (tokens and the prefix cache), F
-(request fields) and WB (HTTP).
+(request fields), TL (tools of a session) and WB (HTTP).
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ AGENTS = "OpenCode, Pi, OpenClaw"
 READING = "Parsing of model output"
 TOKENS = "Tokens and the prefix cache"
 FIELDS = "Request fields"
+SESSION_TOOLS = "Tools of a session"
 WEB = "HTTP and server-sent events"
 _CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
 _ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
@@ -47,6 +48,7 @@ def _clauses() -> tuple[Clause, ...]:
         *_reading(),
         *_tokens(),
         *_fields(),
+        *_session_tools(),
         *_web(),
     )
 
@@ -445,6 +447,33 @@ def _fields() -> tuple[Clause, ...]:
         ),
         Clause("F-7", it, "Context edits are applied, and `applied_edits` equals their effect."),
         Clause("F-8", it, "A compaction block replaces the history before it."),
+        Clause(
+            "F-9",
+            it,
+            "With `truncation: auto`, the oldest items are dropped until the prompt fits the "
+            "context window.",
+        ),
+        Clause(
+            "F-10",
+            it,
+            "The retention of reasoning that a request names decides which finished turns keep it.",
+        ),
+        Clause("F-11", it, "A conversation has the items of all responses that refer to it."),
+    )
+
+
+def _session_tools() -> tuple[Clause, ...]:
+    it = SESSION_TOOLS
+    return (
+        Clause(
+            "TL-1",
+            it,
+            "A tool_reference shows a deferred tool at its position and makes it callable; the "
+            "prefix stays the same.",
+        ),
+        Clause("TL-2", it, "A deferred tool, such as a placeholder, is not shown as callable."),
+        Clause("TL-3", it, "allowed_tools restricts which tools are called, not the prompt."),
+        Clause("TL-4", it, "Order and repetition of tools do not change the prefix."),
     )
 
 

@@ -10,6 +10,7 @@ from dovetail_verify import scripted
 from dovetail_verify.black_box import (
     chat,
     context,
+    conversations,
     errors,
     fields,
     messages_requests,
@@ -212,6 +213,7 @@ BLACK_BOX_CHECKS = _sort_by_api(
         *output.STRUCTURED_CHECKS,
         *fields.CHECKS,
         *context.CHECKS,
+        *conversations.CHECKS,
         *usage.CHECKS,
         *messages_requests.BILLING_CHECKS,
         *errors.CHECKS,

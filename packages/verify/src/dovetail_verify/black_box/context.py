@@ -16,6 +16,19 @@ _EDIT = {
     "trigger": {"type": "tool_uses", "value": 2},
     "keep": {"type": "tool_uses", "value": _RETAINED_CALLS},
 }
+_THINKING_EDIT = {
+    "type": "clear_thinking_20251015",
+    "keep": {"type": "thinking_turns", "value": _RETAINED_CALLS},
+}
+_COMPACT_EDIT = {
+    "type": "compact_20260112",
+    "trigger": {"type": "input_tokens", "value": 50},  # less than any history of the check
+}
+_THINKING = {
+    "type": "thinking",
+    "thinking": "The tool knows the weather, so I call it again. " * 8,
+    "signature": "none",
+}
 
 
 @check(
@@ -27,18 +40,55 @@ _EDIT = {
 async def applied_edits(target: TargetServer) -> str:
     body = _tool_loop(target) | {"context_management": {"edits": [_EDIT]}}
     exchange = await _post(target, body)
-    management: Json = exchange.json.get("context_management") or {}
-    applied: list[Json] = management.get("applied_edits") or []
-    require(bool(applied), f"applied_edits is {management.get('applied_edits')!r}")
-    cleared = applied[0].get("cleared_tool_uses")
+    edit = _find_edit(exchange, "clear_tool_uses_20250919")
+    cleared = edit.get("cleared_tool_uses")
     require(cleared == _CALLS - _RETAINED_CALLS, f"cleared_tool_uses is {cleared!r}")
     counted = await _count(target, body)
     original = (counted.get("context_management") or {}).get("original_input_tokens")
     require(isinstance(original, int), f"original_input_tokens is {original!r}")
     removed = original - counted["input_tokens"]
-    reported = applied[0].get("cleared_input_tokens")
+    reported = edit.get("cleared_input_tokens")
     require(reported == removed, f"{reported} tokens are reported as cleared, {removed} are")
     return f"{cleared} results, {removed} of {original} tokens"
+
+
+@check(
+    "messages.edits.thinking",
+    "F-7",
+    title="old reasoning is cleared, and applied_edits states the removed tokens",
+    why="The agent relies on the edit, and its session exceeds the context window.",
+)
+async def cleared_thinking(target: TargetServer) -> str:
+    body = _tool_loop(target, thinking=True) | {"context_management": {"edits": [_THINKING_EDIT]}}
+    exchange = await _post(target, body)
+    counted = await _count(target, body)
+    original = (counted.get("context_management") or {}).get("original_input_tokens")
+    plain = await _count(target, _tool_loop(target))
+    if original is not None and original <= plain["input_tokens"]:
+        raise NotApplicable("the prompt has no reasoning of the history")
+    edit = _find_edit(exchange, "clear_thinking_20251015")
+    cleared, reported = edit.get("cleared_thinking_turns"), edit.get("cleared_input_tokens")
+    require(cleared == _CALLS - _RETAINED_CALLS, f"cleared_thinking_turns is {cleared!r}")
+    require(isinstance(original, int), f"original_input_tokens is {original!r}")
+    removed = original - counted["input_tokens"]
+    require(reported == removed, f"{reported} tokens are reported as cleared, {removed} are")
+    return f"{cleared} turns, {removed} of {original} tokens"
+
+
+@check(
+    "messages.edits.compact",
+    "F-8",
+    title="the edit compact_20260112 returns a compaction block before the response",
+    why="The history is never summarized, and the session exceeds the context window.",
+)
+async def automatic_compaction(target: TargetServer) -> str:
+    edits = {"context_management": {"edits": [_COMPACT_EDIT]}}
+    exchange = await _post(target, _tool_loop(target) | edits)
+    kinds = [block.get("type") for block in exchange.json.get("content", ())]
+    require(kinds[:1] == ["compaction"], f"the response has the blocks {kinds}")
+    summary = exchange.json["content"][0].get("content")
+    require(isinstance(summary, str) and bool(summary), f"the summary is {summary!r}")
+    return ", ".join(map(str, kinds))
 
 
 @check(
@@ -62,6 +112,14 @@ async def compaction(target: TargetServer) -> str:
     return f"{tokens[0]} tokens after the compaction"
 
 
+def _find_edit(exchange: HttpExchange, kind: str) -> Json:
+    management: Json = exchange.json.get("context_management") or {}
+    applied: list[Json] = management.get("applied_edits") or []
+    found = [edit for edit in applied if edit.get("type") == kind]
+    require(bool(found), f"applied_edits is {management.get('applied_edits')!r}")
+    return found[0]
+
+
 async def _post(target: TargetServer, body: Json) -> HttpExchange:
     exchange = await target.post(MESSAGES.path, body)
     if exchange.status in (400, 404, 405, 501):
@@ -77,15 +135,16 @@ async def _count(target: TargetServer, body: Json) -> Json:
     return counted
 
 
-def _tool_loop(target: TargetServer) -> Json:
+def _tool_loop(target: TargetServer, *, thinking: bool = False) -> Json:
     """Return a request whose history has several calls with results."""
     messages: list[Json] = [{"role": "user", "content": f"{QUESTION} {target.new_nonce()}"}]
     for at in range(_CALLS):
         call = {"type": "tool_use", "id": f"toolu_{at}", "name": TOOL_NAME, "input": {}}
         result = {"type": "tool_result", "tool_use_id": f"toolu_{at}", "content": _RESULT}
-        messages.append({"role": "assistant", "content": [call]})
+        content = [_THINKING, call] if thinking else [call]
+        messages.append({"role": "assistant", "content": content})
         messages.append({"role": "user", "content": [result]})
     return {"model": target.model, "max_tokens": 64, "messages": messages, "tools": [_TOOL]}
 
 
-CHECKS = (applied_edits, compaction)
+CHECKS = (applied_edits, cleared_thinking, automatic_compaction, compaction)

@@ -97,17 +97,24 @@ async def _wrong_method(target: TargetServer, dialect: Dialect) -> str:
     return f"PUT returned {exchange.status}"
 
 
-async def _prompt_too_long(target: TargetServer, dialect: Dialect) -> str:
+def require_window(target: TargetServer) -> int:
+    """Return the context length, if it is known and a prompt may exceed it."""
     if target.context_length is None:
         raise NotApplicable("the server does not report its context length")
     if target.context_length > _MAX_CONTEXT_TOKENS:
         raise NotApplicable(
             f"a context window of {target.context_length} tokens is too long for this check"
         )
-    letters = " ".join(
-        "abcdefghijklmnopqrstuvwxyz"[n % 26] for n in range(target.context_length + 600)
-    )
-    body = dialect.body(target.model, [letters], max_tokens=16)
+    return target.context_length
+
+
+def make_letters(count: int) -> str:
+    """Return a text of at least `count` tokens."""
+    return " ".join("abcdefghijklmnopqrstuvwxyz"[n % 26] for n in range(count))
+
+
+async def _prompt_too_long(target: TargetServer, dialect: Dialect) -> str:
+    body = dialect.body(target.model, [make_letters(require_window(target) + 600)], max_tokens=16)
     if dialect is RESPONSES:
         return await _require_overflow_event(target, RESPONSES.with_streaming(body))
     message = require_refused(await target.post(dialect.path, body), dialect)

@@ -5,7 +5,7 @@ engine received.
 """
 
 from dovetail_verify.check import Check
-from dovetail_verify.scripted import content, fields, prompts, tool_calls
+from dovetail_verify.scripted import content, fields, prompts, replay, session_tools, tool_calls
 from dovetail_verify.scripted.scenarios import render_script
 from dovetail_verify.target import FileRecording
 
@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     *content.CHECKS,
     *tool_calls.CHECKS,
     *fields.CHECKS,
-    *prompts.REPLAY_CHECKS,
-    *prompts.PROMPT_CHECKS,
+    *replay.CHECKS,
+    *prompts.CHECKS,
+    *session_tools.CHECKS,
 )
