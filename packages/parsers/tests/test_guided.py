@@ -215,6 +215,17 @@ def test_no_call_if_none_is_allowed(name: str) -> None:
 
 
 @EACH
+def test_only_allowed_tools_are_called(name: str) -> None:
+    family = BY_NAME[name]
+    found = text_of(family, OFFERED, ToolChoice(allowed=frozenset({"cancel"})))
+    assert found is not None
+    rules = read(found)
+    assert rules.accepts(write_message([TextBlock("So: 1 < 2 is [true] and {so} on.")], family))
+    assert rules.accepts(write_message([call({"id": 1}, "cancel")], family))
+    assert not rules.accepts(write_message([call(GOOD)], family))
+
+
+@EACH
 def test_visible_output_is_json(name: str) -> None:
     family = BY_NAME[name]
     output = OutputFormat("json_schema", schema=CANCEL["parameters"])

@@ -38,19 +38,20 @@ THINKS = "<think>\nEND of 漢.\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "echo END"}}\n</tool_call>'
 
 
+_ANY_CALL = ToolChoice()
+
+
 def generate(
     text: str,
     sampling: Sampling,
     *,
     scope: StopScope = "text",
     step: int = 1,
-    parallel: bool = True,
+    choice: ToolChoice = _ANY_CALL,
 ) -> tuple[Message, LedgerEntry, Generation]:
     """Return the message of an output, its entry, and its generation."""
     spec = OutputSpec(BYTES, frozenset({STOP}), "hermes", "qwen3", "model-1", scope)
-    request = Request(
-        "m", tools=(TOOL,), sampling=sampling, tool_choice=ToolChoice(parallel=parallel)
-    )
+    request = Request("m", tools=(TOOL,), sampling=sampling, tool_choice=choice)
     ids, names = BYTES.encode(text), count(1)
     prompt = Prompt(
         array("I", [1]),
@@ -170,10 +171,26 @@ def test_ignored_stop_tokens_do_not_end_the_output() -> None:
 def test_without_parallel_calls_the_output_ends_before_a_second_call(step: int) -> None:
     text = f"{THINKS}{CALL}"
     message, entry, generation = generate(
-        f"{text}\n{CALL}<|im_end|>", Sampling(), parallel=False, step=step
+        f"{text}\n{CALL}<|im_end|>", Sampling(), choice=ToolChoice(parallel=False), step=step
     )
     assert sum(isinstance(block, ToolCallBlock) for block in message.blocks) == 1
     assert (message.finish, generation.stopped) == ("tool_calls", True)
     assert BYTES.decode(unpack_ids(entry.generated)).strip() == text
     both, _, _ = generate(f"{text}\n{CALL}<|im_end|>", Sampling(), step=step)
     assert sum(isinstance(block, ToolCallBlock) for block in both.blocks) == 2
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_output_ends_before_a_call_that_is_not_allowed(step: int) -> None:
+    """Also without an engine that enforces grammars."""
+    text = f"{THINKS}I look.\n\n"
+    choice = ToolChoice(allowed=frozenset({"other"}))
+    message, entry, generation = generate(
+        f"{text}{CALL}<|im_end|>", Sampling(), choice=choice, step=step
+    )
+    assert not any(isinstance(block, ToolCallBlock) for block in message.blocks)
+    assert (message.finish, generation.stopped) == ("stop", True)
+    assert BYTES.decode(unpack_ids(entry.generated)).strip() == text.strip()
+    choice = ToolChoice(allowed=frozenset({"run"}))
+    message, _, _ = generate(f"{text}{CALL}<|im_end|>", Sampling(), choice=choice, step=step)
+    assert message.finish == "tool_calls"

@@ -113,6 +113,22 @@ def test_second_call_is_dropped_if_the_upstream_ignores_the_limit() -> None:
     run(scene)
 
 
+def test_calls_that_are_not_allowed_are_dropped() -> None:
+    async def scene() -> None:
+        upstream = Upstream(TURN)
+        async with serving(registry=make_registry(upstream)) as stage:
+            other = {"type": "function", "name": "other", "parameters": {}}
+            allowed = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
+            tools: Any = [*TOOLS, other]
+            body = {"model": NAME, "input": "Hi.", "tools": tools, "tool_choice": allowed}
+            reply = await stage.request("POST", "/v1/responses", body)
+            assert reply.status == 200
+            assert not any(item["type"] == "function_call" for item in reply.json["output"])
+            assert upstream.closed.is_set()
+
+    run(scene)
+
+
 def reasoning_and_calls(request: Request) -> list[tuple[str, str]]:
     """Return the reasoning and the calls of the history in order."""
     found = []

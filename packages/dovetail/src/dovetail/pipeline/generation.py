@@ -13,6 +13,7 @@ import msgspec
 
 from dovetail.ledger.entry import FINISH_REPEATED, TOKEN_ID_TYPECODE, LedgerEntry
 from dovetail.pipeline.block_offsets import BlockDelta, BlockOffsets
+from dovetail.pipeline.call_limit import CallLimit
 from dovetail.pipeline.stop_sequences import StopScope, StopSequenceMatcher, VisibleTextStops
 from dovetail.pipeline.turn_record import TurnOrigin, TurnOwner, TurnRecord
 from dovetail.prompt.prompt import Prompt
@@ -99,7 +100,7 @@ class Generation:
             self.stop_ids |= spec.stop_ids
         # The text of ignored stop tokens, which is not shown.
         self._hidden = spec.stop_texts if sampling.ignore_eos else frozenset()
-        self._only_one_call = not request.tool_choice.parallel
+        self._call_limit = CallLimit(request.tool_choice, request.tools)
         self._fold = Fold()
         #: The generated token ids, without the stop token.
         self.ids = array(TOKEN_ID_TYPECODE)
@@ -114,7 +115,7 @@ class Generation:
         # The delta type of the open block, if no text is held back.
         self._open_type: type[BlockDelta] | None = None
         self._stop_id: int | None = None
-        #: Whether the turn has ended: by the model, a stop sequence, or a call too many.
+        #: Whether the turn has ended: by the model, a stop sequence, or an excluded call.
         self.stopped = False
         #: Hold the stop token while reasoning is open, so that the turn can be reopened.
         self.holds_reasoning_end = False
@@ -122,7 +123,7 @@ class Generation:
         self.stop_held = False
         #: Whether the server ended the turn because the output repeated itself.
         self.repeated = False
-        self._second_call = False
+        self._call_excluded = False
         self._truncated = False
         self._finished = False
 
@@ -325,24 +326,24 @@ class Generation:
         return emitted
 
     def _emit(self, events: list[Event]) -> list[Event]:
-        """Emit the events before a stop sequence or a call too many, which end the output."""
+        """Emit the events before a stop sequence or an excluded call, which end the output."""
         shown = events if self._text_stops is None else self._text_stops.filter(events)
-        if self._only_one_call:
-            shown = self._until_second_call(shown)
+        if self._call_limit.is_set:
+            shown = self._until_excluded_call(shown)
         emitted = self._emit_visible(shown)
         found = self._text_stops is not None and self._text_stops.found is not None
-        if (found or self._second_call) and not self._truncated:
+        if (found or self._call_excluded) and not self._truncated:
             self.stopped = True
             self._truncate(self._offsets.emitted_chars)
         return emitted
 
-    def _until_second_call(self, events: list[Event]) -> list[Event]:
-        """Return the events before the second call. Its beginning is dropped with it."""
-        if self._second_call:
+    def _until_excluded_call(self, events: list[Event]) -> list[Event]:
+        """Return the events before an excluded call. Its beginning is dropped with it."""
+        if self._call_excluded:
             return []
         for at, event in enumerate(events):
-            if isinstance(event, CallOpen) and event.index > 0:
-                self._second_call = True
+            if isinstance(event, CallOpen) and self._call_limit.excludes(event):
+                self._call_excluded = True
                 return events[:at]
         return events
 

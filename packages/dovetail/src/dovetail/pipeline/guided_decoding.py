@@ -148,8 +148,8 @@ class ConstraintBuilder:
     def _unenforced(self, request: Request) -> OutputConstraint:
         """Handle a constraint without an engine that enforces constraints."""
         field = constraining_field(request)
-        if field == "parallel_tool_calls":
-            return OutputConstraint()  # the output ends before a second call
+        if field in ("parallel_tool_calls", "allowed_tools"):
+            return OutputConstraint()  # the output ends before an excluded call
         if self._fallback == "report":
             return OutputConstraint(notes=(UNENFORCED_NOTE,))
         message = f"{field}: the engine does not support constrained output"
@@ -161,7 +161,7 @@ def is_constrained(request: Request) -> bool:
     choice = request.tool_choice
     if request.output.kind != "text":
         return True
-    free = choice.mode == "auto" and choice.parallel
+    free = choice.mode == "auto" and choice.parallel and choice.allowed is None
     return not free or any(tool.strict for tool in request.tools)
 
 
@@ -172,5 +172,6 @@ def constraining_field(request: Request) -> str:
         return request.output.field
     if choice.mode != "auto":
         return "tool_choice"
-    strict = any(tool.strict for tool in request.tools)
-    return "tools" if strict else "parallel_tool_calls"
+    if any(tool.strict for tool in request.tools):
+        return "tools"
+    return "allowed_tools" if choice.parallel else "parallel_tool_calls"

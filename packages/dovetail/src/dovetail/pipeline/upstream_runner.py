@@ -12,6 +12,7 @@ import msgspec
 from dovetail.engines.engine import to_public_error
 from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
+from dovetail.pipeline.call_limit import CallLimit
 from dovetail.pipeline.concurrency import signal_slow_start
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
@@ -26,6 +27,7 @@ from dovetail_model import (
     Event,
     Failure,
     Finish,
+    FinishReason,
     HostedItem,
     InternalError,
     ReasoningBlock,
@@ -51,6 +53,7 @@ class UpstreamRunner:
     ) -> None:
         self._entry = entry
         self._request = _upstream_request(entry, request, choice)
+        self._call_limit = CallLimit(self._request.tool_choice, self._request.tools)
         self._new_call_id = new_call_id
         self._observer = observer
         self._choice = choice
@@ -106,9 +109,10 @@ class UpstreamRunner:
             if events and isinstance(events[-1], Finish | Failure):
                 break
             match event:
-                case CallOpen(index=index) if index > 0 and not self._request.tool_choice.parallel:
-                    # The server ignored that the client wants one call at a time.
-                    events += [Diagnostic("usage_unknown"), Usage(), Finish("tool_calls")]
+                case CallOpen(index=index) if self._call_limit.excludes(event):
+                    # The server ignored which calls the client allows.
+                    reason: FinishReason = "tool_calls" if index > 0 else "stop"
+                    events += [Diagnostic("usage_unknown"), Usage(), Finish(reason)]
                     break
                 case CallOpen():
                     event = msgspec.structs.replace(event, id=self._new_call_id())

@@ -86,6 +86,8 @@ def build_guided_grammar(  # noqa: PLR0913 - every fact of a request that shapes
 
 def _callable_tools(specs: tuple[ToolSpec, ...], choice: ToolChoice) -> tuple[ToolSpec, ...]:
     """Return the tools that may be called."""
+    if choice.allowed is not None:
+        specs = tuple(spec for spec in specs if spec.model_name in choice.allowed)
     if choice.mode == "named":
         named = tuple(spec for spec in specs if choice.name in (spec.name, spec.model_name))
         if not named:
@@ -104,7 +106,7 @@ def _is_constrained(specs: tuple[ToolSpec, ...], choice: ToolChoice, output: Out
         return True
     if not specs:
         return False
-    free = choice.mode == "auto" and choice.parallel
+    free = choice.mode == "auto" and choice.parallel and choice.allowed is None
     return not free or any(spec.strict for spec in specs)
 
 
