@@ -355,7 +355,8 @@ def run_history(
         return await History(seed, chosen, profile).run()
 
     renderers = patch.object(rendering, "RendererCache", lambda model: shared_renderers())
-    with simulated_stores(), observed_lookups(rule), renderers:
+    stores = simulated_stores(profile.abandoned_seconds)
+    with stores, observed_lookups(rule), renderers:
         return run_jumping(main())
 
 

@@ -10,6 +10,7 @@ WEEK_SECONDS = 7 * 86_400.0
 class Profile:
     """How often something happens: probabilities per turn, unless stated otherwise.
 
+    `abandoned_seconds`: after which an expired lease is removed and leaves a gap.
     `abandoned`: how often a crashed server is never started again, if there is another.
     `alike`: how often a text is one of the few that all conversations use; others are unique.
     `fault_interval`: the mean time between two failures of a store, in seconds.
@@ -28,6 +29,7 @@ class Profile:
     alike: float = 1.0
     crash: float = 0.33
     abandoned: float = 0.1
+    abandoned_seconds: float = 8.0
     disconnect: float = 0.25
     unrecorded: float = 0.05
     regenerate: float = 0.05
@@ -72,6 +74,7 @@ REALISTIC = Profile(
     alike=0.1,
     crash=0.001,
     abandoned=0.0,
+    abandoned_seconds=600.0,
     disconnect=0.02,
     unrecorded=0.0,
     regenerate=0.01,

@@ -27,7 +27,6 @@ from dovetail.storage.sqlite import Connection, SqliteThread, _Job
 StoreKind = Literal["sqlite", "redis"]
 LedgerStore = SqliteLedgerStore | RedisLedgerStore
 GAP_KEY = "dovetail:gap"
-_ABANDONED_SECONDS = 8.0
 _T = TypeVar("_T")
 
 
@@ -177,14 +176,14 @@ class _Connections:
 
 
 @contextmanager
-def simulated_stores() -> Iterator[None]:
-    """Let stores run in simulated time."""
+def simulated_stores(abandoned_seconds: float) -> Iterator[None]:
+    """Let stores run in simulated time. An expired lease is removed after some seconds."""
     with (
         patch.object(sqlite_store, "SqliteThread", _SimulatedThread),
         patch.object(redis_client, "Redis", _Connections),
         patch.object(redis_lease, "time", _SimulatedTime),
         patch.object(redis_store, "time", _SimulatedTime),
-        patch.object(redis_lease, "_ABANDONED_SECONDS", _ABANDONED_SECONDS),
+        patch.object(redis_lease, "_ABANDONED_SECONDS", abandoned_seconds),
     ):
         yield
 
