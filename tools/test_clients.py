@@ -42,7 +42,7 @@ SHARED_FILES = (
 SUITES: Mapping[str, Sequence[str]] = {
     "claude": ("test_claude_code_*.py", *SHARED_FILES),
     "codex": ("test_codex_*.py", *SHARED_FILES),
-    "opencode": ("test_opencode.py", *SHARED_FILES),
+    "opencode": ("test_opencode*.py", *SHARED_FILES),
     "openclaw": ("test_openclaw.py",),
     "pi": ("test_pi.py",),
     "sdks": ("test_sdk_runners.py", "test_openai_agents.py"),
