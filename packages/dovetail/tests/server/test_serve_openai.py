@@ -31,10 +31,15 @@ SCRIPT = {
 
 
 @pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the upstream's model."""
+    return qwen_folder(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def behind(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The upstream, which renders and parses."""
     place = tmp_path_factory.mktemp("behind")
-    model = qwen_folder(place / "model")
     (place / "script.yaml").write_text(json.dumps(SCRIPT))
     with served(
         *(model, "--engine", "scripted", "--script", place / "script.yaml"),
@@ -57,6 +62,16 @@ def server(behind: Running, request: pytest.FixtureRequest) -> Iterator[Running]
 def question(request: pytest.FixtureRequest) -> str:
     """A different text in each test: turns of equal conversations are ambiguous upstream."""
     return f"The weather, for {request.node.name}?"
+
+
+@pytest.fixture(scope="module")
+def counting(behind: Running, model: Path) -> Iterator[Running]:
+    """A server that has the tokenizer and the template of the upstream's model."""
+    with served(
+        *("--engine", "openai", "--engine-url", f"{behind.url}/v1"),
+        *("--upstream-api", "responses", "--tokenizer", model),
+    ) as running:
+        yield running
 
 
 def user_messages(text: str) -> Any:
@@ -195,3 +210,41 @@ def test_llama_server_in_three_apis_and_raw() -> None:
                 model="smollm2", max_tokens=40, messages=user_messages("hello")
             )
             assert [block.type for block in raw.content] == ["thinking", "text"]
+
+
+class TestTokenizer:
+    """With `--tokenizer`, the server counts like the upstream, which has the same template."""
+
+    def test_stream_starts_with_the_count_of_the_upstream(self, counting: Running) -> None:
+        body: Any = {"model": NAME, "max_tokens": 100, "tools": [ANTHROPIC_TOOL]}
+        messages = user_messages("Hello, who are you?")
+        counted = counting.anthropic().messages.count_tokens(
+            model=NAME, messages=messages, tools=[ANTHROPIC_TOOL]
+        )
+        with counting.anthropic().messages.stream(messages=messages, **body) as stream:
+            first = next(iter(stream))
+            final = stream.get_final_message()
+        assert first.type == "message_start"
+        total = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
+        assert (first.message.usage.input_tokens, counted.input_tokens) == (total, total)
+
+    def test_tokenize_and_detokenize(self, counting: Running) -> None:
+        reply = counting.request("POST", "/tokenize", {"prompt": "Hello there."})
+        assert reply.json["count"] == len(reply.json["tokens"])
+        back = counting.request("POST", "/detokenize", {"tokens": reply.json["tokens"]})
+        assert back.json == {"prompt": "Hello there."}
+
+    def test_without_a_tokenizer_the_error_names_the_option(self, server: Running) -> None:
+        with pytest.raises(anthropic.BadRequestError, match="--tokenizer"):
+            server.anthropic().messages.count_tokens(model=NAME, messages=user_messages("Hi."))
+
+
+def test_fields_reach_the_second_server(server: Running, question: str) -> None:
+    """What the upstream reports about the request is part of the response."""
+    raw = server.openai().responses.with_raw_response.create(
+        model=NAME, input=question, text={"verbosity": "low"}, metadata={"a": "b"}, user="u"
+    )
+    notes = raw.headers.get("x-dovetail-diagnostics", "")
+    assert "verbosity" in notes  # the scripted engine of the upstream has none
+    response = raw.parse()
+    assert (response.metadata, response.user) == ({"a": "b"}, "u")

@@ -17,13 +17,17 @@ LOOK = ToolSpec("look_up", "Looks.", {"type": "object", "properties": {"city": {
 
 @dataclass(frozen=True)
 class FakeResponse:
-    """The response to one request. A stream without an end stays open."""
+    """The response to one request. A stream without an end stays open.
+
+    `later`: The rest of the body, which is sent in a chunk of its own.
+    """
 
     status: int = 200
     body: bytes = b""
     kind: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
     ends: bool = True
+    later: bytes = b""
 
 
 @dataclass
@@ -62,10 +66,14 @@ async def fake_upstream(respond: Responder) -> AsyncIterator[FakeUpstream]:
         response = fake.respond(request)
         head = {"content-type": response.kind, "connection": "close", **dict(response.headers)}
         if response.ends:
-            head["content-length"] = str(len(response.body))
+            head["content-length"] = str(len(response.body) + len(response.later))
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         writer.write(f"HTTP/1.1 {response.status} X\r\n{lines}\r\n".encode() + response.body)
         await writer.drain()
+        if response.later:
+            await asyncio.sleep(0.05)
+            writer.write(response.later)
+            await writer.drain()
         if not response.ends and not await reader.read():
             fake.disconnected.set()
         writer.close()

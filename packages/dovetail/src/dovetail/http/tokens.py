@@ -9,8 +9,8 @@ from dovetail.http.body import read_body, run_decoder
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.concurrency import run_in_thread
-from dovetail.pipeline.execution import count_tokens, require_token_model
-from dovetail.pipeline.registry import ModelRegistry, TokenModel
+from dovetail.pipeline.execution import count_tokens, require_tokenizer
+from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import Identity, InvalidRequest, Request, Unsupported
 from dovetail_protocols import (
     CHAT,
@@ -66,6 +66,7 @@ class TokensEndpoints:
         body = await self._read_body(exchange)
         request = await run_decoder(body, lambda: _decode_json(body, TokenizeBody))
         entry = self._find_model(request.model)
+        tokenizer = require_tokenizer(entry).model.tokenizer
         ids = await self._encode(request, body, exchange, entry)
         response: dict[str, Any] = {
             "count": len(ids),
@@ -73,7 +74,7 @@ class TokensEndpoints:
             "tokens": ids,
         }
         if request.return_token_strs:
-            decode = entry.model.tokenizer.decode
+            decode = tokenizer.decode
             response["token_strs"] = await run_in_thread(
                 len(ids), lambda: [decode([id]) for id in ids]
             )
@@ -82,7 +83,7 @@ class TokensEndpoints:
     async def detokenize(self, exchange: ApiExchange) -> None:
         body = await self._read_body(exchange)
         request = await run_decoder(body, lambda: _decode_json(body, DetokenizeBody))
-        tokenizer = self._find_model(request.model).model.tokenizer
+        tokenizer = require_tokenizer(self._find_model(request.model)).model.tokenizer
         for id in (min(request.tokens, default=0), max(request.tokens, default=0)):
             if not 0 <= id < tokenizer.size:
                 raise InvalidRequest(
@@ -93,12 +94,13 @@ class TokensEndpoints:
         await exchange.respond(200, msgspec.json.encode({"prompt": text}))
 
     async def _encode(
-        self, request: TokenizeBody, body: bytes, exchange: ApiExchange, entry: TokenModel
+        self, request: TokenizeBody, body: bytes, exchange: ApiExchange, entry: ModelEntry
     ) -> list[int]:
+        source = require_tokenizer(entry)
         if request.messages is None:
             if request.prompt is None:
                 raise InvalidRequest("`prompt` or `messages` is required", param="prompt")
-            text, encode = request.prompt, entry.model.tokenizer.encode
+            text, encode = request.prompt, source.model.tokenizer.encode
             return await run_in_thread(len(text), lambda: encode(text))
         if request.add_generation_prompt is False:
             raise Unsupported(
@@ -114,13 +116,12 @@ class TokensEndpoints:
         chat_request.client.reject_unsupported()
         # A separate session: the request must not affect the conversation that it may belong to.
         chat_request = msgspec.structs.replace(chat_request, identity=Identity(exchange.tenant))
-        prepared = await entry.preparer.prepare(chat_request)
+        prepared = await source.preparer.prepare(chat_request)
         return prepared.prompt.ids.tolist()
 
-    def _find_model(self, name: str | None) -> TokenModel:
+    def _find_model(self, name: str | None) -> ModelEntry:
         """Return the model with this name, or the first model if there is no name."""
-        entry = self._service.entries[0] if name is None else self._service.find(name)
-        return require_token_model(entry)
+        return self._service.entries[0] if name is None else self._service.find(name)
 
     async def _read_body(self, exchange: ApiExchange) -> bytes:
         options = self._options

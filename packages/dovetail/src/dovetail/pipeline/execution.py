@@ -19,14 +19,20 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.recovering_runner import RecoveringRunner
-from dovetail.pipeline.registry import ModelEntry, TokenModel, UpstreamModel
+from dovetail.pipeline.registry import ModelEntry, PromptTokenizer, TokenModel, UpstreamModel
 from dovetail.pipeline.server_tool_loop import ServerToolLoop
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
 from dovetail.server_tools.runner import ServerTools
 from dovetail_model import Compact, ContextOverflow, InvalidRequest, Request, Unsupported
 
-__all__ = ["RequestObserver", "count_tokens", "require_token_model", "run_request"]
+__all__ = [
+    "RequestObserver",
+    "count_tokens",
+    "require_token_model",
+    "require_tokenizer",
+    "run_request",
+]
 
 MAX_CHOICES = 16
 
@@ -70,11 +76,12 @@ async def run_request(
 async def _needs_compaction(
     entry: ModelEntry, request: Request, edit: Compact, observer: RequestObserver
 ) -> bool:
-    if isinstance(entry, UpstreamModel):
+    if isinstance(entry, UpstreamModel) and entry.tokenizer is None:
         observer.on_note("ignored:context_management.edits")  # its tokens cannot be counted
         return False
     window = entry.context_length - 1
-    tokens = await entry.preparer.count_tokens(without_compaction(request), window)
+    preparer = require_tokenizer(entry).preparer
+    tokens = await preparer.count_tokens(without_compaction(request), window)
     return is_triggered(edit, tokens, window)
 
 
@@ -86,13 +93,14 @@ class TokenCount(NamedTuple):
 
 
 async def count_tokens(entry: ModelEntry, request: Request) -> TokenCount:
-    """Count the input tokens of a request exactly."""
-    model = require_token_model(entry)
-    request.client.reject_unsupported()
-    tokens = await model.preparer.count_tokens(request, model.context_length - 1)
+    """Count the input tokens of a request with the tokenizer and the template of the model."""
+    preparer = require_tokenizer(entry).preparer
+    if isinstance(entry, TokenModel):
+        request.client.reject_unsupported()
+    tokens = await preparer.count_tokens(request, entry.context_length - 1)
     if not request.context.edits:
         return TokenCount(tokens)
-    return TokenCount(tokens, await model.preparer.count_tokens(request, edit=False))
+    return TokenCount(tokens, await preparer.count_tokens(request, edit=False))
 
 
 def require_token_model(entry: ModelEntry) -> TokenModel:
@@ -100,6 +108,18 @@ def require_token_model(entry: ModelEntry) -> TokenModel:
     if isinstance(entry, UpstreamModel):
         raise Unsupported(f"Only the upstream server of {entry.name} has access to its tokens.")
     return entry
+
+
+def require_tokenizer(entry: ModelEntry) -> TokenModel | PromptTokenizer:
+    """Return what counts the tokens of a model, else raise `Unsupported`."""
+    if not isinstance(entry, UpstreamModel):
+        return entry
+    if entry.tokenizer is None:
+        raise Unsupported(
+            f"Only the upstream server of {entry.name} has access to its tokens: start the server "
+            "with --tokenizer to count them."
+        )
+    return entry.tokenizer
 
 
 async def _create_runners(

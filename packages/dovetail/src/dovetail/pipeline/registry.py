@@ -141,6 +141,21 @@ class TokenModel:
             await self.preparer.close()
 
 
+@dataclass(frozen=True)
+class PromptTokenizer:
+    """The tokenizer and the chat template of an upstream's model, with which prompts are counted.
+
+    The upstream renders prompts by itself, so a count is exact only if its template is the same.
+    """
+
+    model: Model
+    preparer: RequestPreparer
+
+    async def count(self, request: Request, window: int) -> int:
+        """Count the prompt tokens of a request."""
+        return await self.preparer.count_tokens(request, window)
+
+
 def _create_document_reader() -> DocumentReader:
     """Create the reader of an upstream model, whose engine replaces images if necessary."""
     return DocumentReader(sees_images=True)
@@ -151,6 +166,7 @@ class UpstreamModel:
     """A model on an upstream engine that renders prompts and parses output itself.
 
     This server does not have its tokens: turns are sent as text, so they may not be exact.
+    `tokenizer`: counts prompts, if the settings name the model's tokenizer.
     """
 
     names: tuple[str, ...]
@@ -163,6 +179,7 @@ class UpstreamModel:
     created: float = field(default_factory=time.time)
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
     codex_profile: str | None = None
+    tokenizer: PromptTokenizer | None = None
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
 from dovetail.pipeline.call_limit import CallLimit
 from dovetail.pipeline.concurrency import signal_slow_start
+from dovetail.pipeline.input_count import InputCounter
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.registry import UpstreamModel
@@ -58,6 +59,7 @@ class UpstreamRunner:
         self._observer = observer
         self._choice = choice
         self._started = False  # whether any event was emitted
+        self._input = InputCounter(entry, request, observer)
         self._reasoning: list[str] = []
 
     async def run(self, sink: EventSink) -> None:
@@ -81,14 +83,28 @@ class UpstreamRunner:
 
     async def _forward_all(self, stream: AsyncGenerator[list[Event]], sink: EventSink) -> None:
         """Write the batches of a stream until its finish. Later events are ignored."""
-        async with (
-            aclosing(stream),
-            aclosing(signal_slow_start(stream, self._entry.start_timeout_seconds)) as batches,
-        ):
-            async for batch in batches:
-                if await self._forward([Usage()] if batch is None else batch, sink):
-                    return
+        self._input.start()
+        try:
+            async with (
+                aclosing(stream),
+                aclosing(signal_slow_start(stream, self._entry.start_timeout_seconds)) as batches,
+            ):
+                async for batch in batches:
+                    if await self._forward(await self._start_batch(batch), sink):
+                        return
+        finally:
+            self._input.stop()
         raise EngineUnavailable("the upstream closed the stream before the end of the response")
+
+    async def _start_batch(self, batch: list[Event] | None) -> list[Event]:
+        """Return a batch, after the first usage if the response starts with it.
+
+        None is the batch of an upstream that is slow to start.
+        """
+        if self._started:
+            return batch or []
+        first = await self._input.first_usage(batch or ())
+        return first or [Usage()] if batch is None else [*first, *batch]
 
     async def _forward(self, batch: list[Event], sink: EventSink) -> bool:
         """Write a batch. Returns whether it ended the stream, or raises its failure."""
@@ -118,6 +134,9 @@ class UpstreamRunner:
                     event = msgspec.structs.replace(event, id=self._new_call_id())
                 case HostedItem() if self._request.client.api != "responses":
                     event = Diagnostic("hosted_item_not_carried")
+                case Usage(input_tokens=0):
+                    # The upstream does not count: the first number is better than none.
+                    event = msgspec.structs.replace(event, input_tokens=self._input.tokens)
                 case ReasoningDelta(text=text):
                     self._reasoning.append(text)
                 case SpanEnd(kind="reasoning", seal=seal):

@@ -21,7 +21,13 @@ from dovetail.models.weights import ModelUnavailableError, find_model, find_toke
 from dovetail.pipeline.documents import PdfProcesses
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.recovery import RecoveryPolicy
-from dovetail.pipeline.registry import ModelEntry, ModelRegistry, TokenModel, UpstreamModel
+from dovetail.pipeline.registry import (
+    ModelEntry,
+    ModelRegistry,
+    PromptTokenizer,
+    TokenModel,
+    UpstreamModel,
+)
 from dovetail.pipeline.rendering import PromptSettings
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.volatile_text import DEFAULT_PATTERNS, NormalizationOptions
@@ -223,7 +229,23 @@ def _build_upstream_model(
         max_context=config.context_length,
         default_sampling=default_sampling(config),
         codex_profile=config.codex_profile,
+        tokenizer=_load_prompt_tokenizer(config, shared, remote),
     )
+
+
+def _load_prompt_tokenizer(
+    config: Config, shared: _SharedParts, remote: RemoteEngine
+) -> PromptTokenizer | None:
+    """Load the tokenizer with which prompts of an upstream are counted, if the settings name one.
+
+    Its ledger stays empty, because the tokens of an upstream's turns are unknown.
+    """
+    if config.tokenizer is None:
+        return None
+    model = _load_model(config, find_tokenizer_files(remote.model, config.tokenizer), remote)
+    ledger = Ledger(MemoryLedgerStore(exhaustive=False, clock=ExpiryClock()))
+    settings = preparation_settings(config)
+    return PromptTokenizer(model, ChatPreparer(model, ledger, shared.keyring, settings))
 
 
 def _build_token_model(

@@ -76,7 +76,7 @@ class Config:
     tokenizer: str | None = _model_setting(
         None,
         "Folder or Hugging Face Hub id with the tokenizer and chat template of a remote "
-        "engine's model.",
+        "engine's model. An openai engine uses them only to count tokens.",
     )
     upstream_api: Literal["auto", "chat", "responses"] = _model_setting(
         "auto", "API that an openai engine serves."
