@@ -10,6 +10,7 @@ from server_tools_fixture import (
     FETCH_TOOL,
     SEARCH,
     SEARCH_TOOL,
+    StubClient,
     StubProvider,
     assert_exact,
     call,
@@ -18,24 +19,11 @@ from server_tools_fixture import (
     run_served,
 )
 
-from dovetail.server_tools.search import ServerToolError
-from dovetail.server_tools.web_client import Page, WebClient
 from dovetail.telemetry.record import RequestContents, RequestRecord
 
 URL = "https://example.com/page"
 FETCH = call("web_fetch", url=URL)
 QUESTION: dict[str, Any] = {"role": "user", "content": f"Summarize {URL}."}
-
-
-class StubClient(WebClient):
-    """Returns one page for every URL."""
-
-    body = b"<title>A page</title><p>Some text."
-
-    async def fetch(self, url: str, check: Any) -> Page:
-        if not check(url):
-            raise ServerToolError("url_not_allowed")
-        return Page(url, "text/html", self.body)
 
 
 async def stream(stage: Stage, history: list[Any], tools: Any, **more: Any) -> Any:

@@ -14,7 +14,7 @@ from dovetail.ledger.sealed_text import TextSealer
 from dovetail.prompt.pdf_text import PdfText, extract_pdf_text
 from dovetail.server_tools.runner import ServerTools
 from dovetail.server_tools.search import FoundPage, SearchQuery, ServerToolError
-from dovetail.server_tools.web_client import WebClient
+from dovetail.server_tools.web_client import Page, WebClient
 
 PAGES = (
     FoundPage("https://example.com/oslo", "Weather in Oslo", "Rain, 7 degrees.", "1 day ago"),
@@ -54,6 +54,17 @@ class StubProvider:
         if self.error is not None:
             raise ServerToolError(self.error)
         return list(self.pages)
+
+
+class StubClient(WebClient):
+    """Returns one page for every URL."""
+
+    body = b"<title>A page</title><p>Some text."
+
+    async def fetch(self, url: str, check: Any) -> Page:
+        if not check(url):
+            raise ServerToolError("url_not_allowed")
+        return Page(url, "text/html", self.body)
 
 
 async def extract_pdf(data: bytes, max_chars: int, tenant: str) -> PdfText | None:

@@ -7,7 +7,15 @@ request that has no other tool fails, and otherwise the model is informed at the
 import msgspec
 
 from dovetail.storage.lru import LruCache
-from dovetail_model import Request, ServerTool, ServerToolKind, ToolChoice, ToolSpec, Unsupported
+from dovetail_model import (
+    ClientFields,
+    Request,
+    ServerTool,
+    ServerToolKind,
+    ToolChoice,
+    ToolSpec,
+    Unsupported,
+)
 
 _MAX_CACHED_LISTS = 256
 # Parts of the head of prompts: a change invalidates the prefixes of running conversations.
@@ -53,7 +61,10 @@ class ServerToolResolver:
         missing = [tool for tool in declared if not (tool in usable or tool.implied)]
         if missing and not upstream:
             self._check_usable(request, usable, missing[0])
+        usable = tuple(_with_unused_name(tool, request.tools) for tool in usable)
         fields = {tool.field for tool in usable}
+        if usable:
+            fields.add("max_tool_calls")
         required = next((tool for tool in usable if tool.required), None)
         if required is not None:
             fields.add("tool_choice")
@@ -64,6 +75,7 @@ class ServerToolResolver:
             server_tools=usable,
             unavailable_tools=() if upstream else tuple(tool.name for tool in missing),
             ignored=tuple(path for path in request.ignored if path not in fields),
+            client=_without_rejected(request.client, fields),
         )
 
     def _check_usable(
@@ -88,6 +100,21 @@ class ServerToolResolver:
         found = tuple(combined)
         self._lists.put(key, (tools, found))
         return found
+
+
+def _without_rejected(client: ClientFields, fields: set[str]) -> ClientFields:
+    """Return the client's fields without the rejection of those that have an effect."""
+    rejected = tuple(field for field in client.rejected if field.path not in fields)
+    if len(rejected) == len(client.rejected):
+        return client
+    return msgspec.structs.replace(client, rejected=rejected)
+
+
+def _with_unused_name(tool: ServerTool, tools: Tools) -> ServerTool:
+    """Return the tool under a name that no client tool has."""
+    if all(tool.name != one.model_name for one in tools):
+        return tool
+    return msgspec.structs.replace(tool, name=f"server_{tool.name}")
 
 
 def _require(choice: ToolChoice, required: ServerTool | None) -> ToolChoice:

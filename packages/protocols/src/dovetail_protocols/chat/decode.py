@@ -4,13 +4,20 @@ from typing import Any
 
 import msgspec
 
-from dovetail_model import InvalidRequest, OutputFormat, Request, Sampling, Unsupported
+from dovetail_model import (
+    InvalidRequest,
+    OutputFormat,
+    Request,
+    Sampling,
+    ServerTool,
+    Unsupported,
+)
 from dovetail_protocols.body_prefixes import HistoryKey
 from dovetail_protocols.chat.fields import CHAT_FIELDS
 from dovetail_protocols.chat.history import ChatHistory, DecodedMessage, decode_message
 from dovetail_protocols.chat.sampling import decode_sampling, non_empty_text
 from dovetail_protocols.chat.thinking import decode_thinking
-from dovetail_protocols.chat.tools import decode_tools
+from dovetail_protocols.chat.tools import ChatTools, decode_tools
 from dovetail_protocols.chat.wire import ChatRequest, JsonSchema, SamplingFields
 from dovetail_protocols.codec import Headers
 from dovetail_protocols.decode_cache import DecodeCache
@@ -19,6 +26,7 @@ from dovetail_protocols.hints import read_nvext
 from dovetail_protocols.identity import read_identity, read_session
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import RequestBody, convert
+from dovetail_protocols.web_tools import decode_web_search
 
 
 class ChatEcho(msgspec.Struct, frozen=True):
@@ -57,6 +65,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
             headers, session=non_empty_text(wire.prompt_cache_key), user=user_id(wire)
         ),
         hints=nvext.hints,
+        server_tools=_server_tools(wire, chat_tools),
         stream=bool(wire.stream),
         ignored=(
             *unused.reported,
@@ -70,6 +79,13 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
             service_tier=wire.service_tier is not None,
         ),
     )
+
+
+def _server_tools(wire: ChatRequest, chat_tools: ChatTools) -> tuple[ServerTool, ...]:
+    if wire.web_search_options is None:
+        return ()
+    field = "web_search_options"
+    return decode_web_search(wire.web_search_options, field, field, len(chat_tools.tools))
 
 
 def require_model(wire: SamplingFields) -> str:

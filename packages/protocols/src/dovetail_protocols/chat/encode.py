@@ -11,12 +11,15 @@ import msgspec
 from dovetail_model import (
     CallArgs,
     CallOpen,
+    Citation,
     Event,
     Finish,
     Logprobs,
     ReasoningDelta,
     Request,
     ResponseFields,
+    ServerToolResult,
+    SpanEnd,
     TextDelta,
     TokenLogprob,
     Usage,
@@ -25,6 +28,8 @@ from dovetail_protocols.chat.choices import ChoiceStream
 from dovetail_protocols.chat.decode import ChatEcho
 from dovetail_protocols.chat.outcome import FINISH_REASONS, encode_logprobs
 from dovetail_protocols.chat.segments import ReasoningSegments
+from dovetail_protocols.chat.web_search import JoinedText
+from dovetail_protocols.chat.wire import AnnotationOut
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun
 from dovetail_protocols.dispatch import Dispatcher
@@ -90,10 +95,13 @@ class _ChatChoiceWriter:
     """Writes the chunks of one choice."""
 
     __slots__ = (
+        "_annotations",
         "_arguments",
         "_at",
+        "_client_calls",
         "_content",
         "_dispatcher",
+        "_joined",
         "_logprobs",
         "_reasoning",
         "_segments",
@@ -110,6 +118,9 @@ class _ChatChoiceWriter:
         self._content = self._deltas(TextDelta, b"content")
         self._reasoning = self._deltas(ReasoningDelta, reasoning_field.encode())
         self._arguments: dict[int, DeltaRun] = {}
+        self._client_calls = 0  # calls of server tools are not shown and not counted
+        self._annotations: list[AnnotationOut] = []
+        self._joined = JoinedText() if request.server_tools else None
         dispatcher = Dispatcher(request.hints, at)
         self._dispatcher = dispatcher if dispatcher.active else None
         self._segments = ReasoningSegments() if chat_echo(request).segments else None
@@ -125,6 +136,8 @@ class _ChatChoiceWriter:
     def write(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text):
+                if self._joined is not None:
+                    text = self._joined.add(text)
                 chunk = self._encode_delta(self._content, text)
             case ReasoningDelta(text=text):
                 chunk = self._encode_delta(self._reasoning, text)
@@ -142,7 +155,7 @@ class _ChatChoiceWriter:
 
     def _encode_delta(self, run: DeltaRun, text: str) -> bytes:
         """Encode a delta. The next one may continue the run if no dispatcher observes deltas."""
-        if self._dispatcher is None and self._segments is None:
+        if self._dispatcher is None and self._segments is None and self._joined is None:
             self.run = run
         chunk = run.frame(text)
         return chunk.removesuffix(_DELTA_END) + self._tail() if self._logprobs else chunk
@@ -151,6 +164,26 @@ class _ChatChoiceWriter:
         return DeltaRun(kind, self._start + b'"%s":' % field, _DELTA_END, choice=self._at)
 
     def _encode_other(self, event: Event) -> bytes:
+        if self._joined is not None:
+            return self._encode_with_searches(event, self._joined)
+        return self._encode_plain(event)
+
+    def _encode_with_searches(self, event: Event, joined: JoinedText) -> bytes:
+        """Encode an event of a response with server tools. Their calls are not shown."""
+        match event:
+            case Citation():
+                self._annotations.append(joined.annotate(event))
+            case ServerToolResult():
+                joined.end_turn()
+            case Finish() if self._annotations:
+                # In one chunk: the official SDK cannot join lists without an index.
+                chunk = self._start + b'"annotations":' + _encode(self._annotations) + _DELTA_END
+                return chunk + self._encode_plain(event)
+            case SpanEnd() | CallOpen():
+                joined.end_block()
+        return b"" if isinstance(event, CallOpen) and event.server else self._encode_plain(event)
+
+    def _encode_plain(self, event: Event) -> bytes:
         match event:
             case CallOpen():
                 return self._open(event)
@@ -167,7 +200,8 @@ class _ChatChoiceWriter:
         if self._segments is not None:
             self._segments.start_call()
         kind, text = (b"custom", b"input") if call.custom else (b"function", b"arguments")
-        index = self._start + b'"tool_calls":[{"index":%d,' % call.index
+        index = self._start + b'"tool_calls":[{"index":%d,' % self._client_calls
+        self._client_calls += 1
         before = index + b'"%s":{"%s":' % (kind, text)
         self._arguments[call.index] = DeltaRun(
             CallArgs, before, b"}}]" + _DELTA_END, call=call.index, choice=self._at

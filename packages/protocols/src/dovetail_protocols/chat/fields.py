@@ -132,7 +132,15 @@ _TOOLS = (
         "The old form of `tools`; the response still uses `tool_calls`.",
     ),
     Field("function_call", "tool", "none", "The old form of `tool_choice`."),
-    Field("web_search_options", "tool", {}, "", "rejected", (), "offer a search tool in `tools`"),
+    Field(
+        "web_search_options",
+        "tool",
+        {},
+        "Searches the web if the server runs [server tools](../server-tools.md).",
+        "rejected",
+        (),
+        "start the server with --web-search, or offer a search tool in `tools`",
+    ),
 )
 
 _REASONING = (

@@ -15,7 +15,9 @@ from dovetail_protocols.chat.outcome import (
     to_logprobs_out,
 )
 from dovetail_protocols.chat.segments import group_texts, split_reasoning
+from dovetail_protocols.chat.web_search import join_texts
 from dovetail_protocols.chat.wire import (
+    AnnotationOut,
     ChatChoiceOut,
     ChatCompletionOut,
     ChatMessageOut,
@@ -66,7 +68,14 @@ def _choice(at: int, message: Message, request: Request, reasoning_field: str) -
 
 def _message(message: Message, echo: ChatEcho, reasoning_field: str) -> ChatMessageOut:
     text, reasoning = group_texts(message.blocks)
-    calls = [_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    annotations: list[AnnotationOut] = []
+    if message.server_results:
+        text, annotations = join_texts(message)
+    calls = [
+        _call(block)
+        for block in message.blocks
+        if isinstance(block, ToolCallBlock) and block.server is None
+    ]
     by_name = {reasoning_field: reasoning} if reasoning else {}
     return ChatMessageOut(
         content=None if calls and not text else text,
@@ -74,6 +83,7 @@ def _message(message: Message, echo: ChatEcho, reasoning_field: str) -> ChatMess
         reasoning=by_name.get("reasoning", UNSET),
         reasoning_segments=split_reasoning(message.blocks) if echo.segments else UNSET,
         tool_calls=calls or UNSET,
+        annotations=annotations or UNSET,
     )
 
 

@@ -102,6 +102,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
     messages: list[msgspec.Raw] | None = None
     max_completion_tokens: int | None = None
+    web_search_options: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     modalities: list[str] | None = None
@@ -163,6 +164,18 @@ class ToolCallOut(msgspec.Struct, frozen=True):
     custom: CustomOut | UnsetType = UNSET
 
 
+class UrlCitationOut(msgspec.Struct, frozen=True, kw_only=True):
+    url: str
+    title: str
+    start_index: int
+    end_index: int
+
+
+class AnnotationOut(msgspec.Struct, frozen=True):
+    url_citation: UrlCitationOut
+    type: str = "url_citation"
+
+
 class ChatMessageOut(msgspec.Struct, frozen=True, kw_only=True):
     """The model's message. Reasoning is in one of the two reasoning fields."""
 
@@ -173,6 +186,7 @@ class ChatMessageOut(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str | UnsetType = UNSET
     reasoning_segments: list[str] | UnsetType = UNSET
     tool_calls: list[ToolCallOut] | UnsetType = UNSET
+    annotations: list[AnnotationOut] | UnsetType = UNSET
 
 
 class TopLogprobOut(msgspec.Struct, frozen=True):

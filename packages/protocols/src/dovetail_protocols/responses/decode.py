@@ -24,14 +24,14 @@ from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import RequestBody, convert
 from dovetail_protocols.responses import content, tools, wire
 from dovetail_protocols.responses import input_items as items
-from dovetail_protocols.responses.echo import build_echo
+from dovetail_protocols.responses.echo import SEARCH_SOURCES, build_echo
 from dovetail_protocols.responses.fields import RESPONSES_FIELDS
 from dovetail_protocols.responses.input_items import DecodedItem
 from dovetail_protocols.responses.raw_body import named_conversation
 from dovetail_protocols.responses.tools import DeclaredTools, ResponsesTools
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = frozenset((_LOGPROBS, "reasoning.encrypted_content"))
+_INCLUDES = frozenset((_LOGPROBS, "reasoning.encrypted_content", SEARCH_SOURCES))
 
 
 def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> Request:
@@ -94,6 +94,7 @@ def _request(sent: RequestBody, body: wire.Body, headers: Headers) -> Request:
             tool_search=any(tools.is_client_tool_search(tool) for _, tool in declared.tools),
         ),
         server_tools=tools.require_server_tool(body.tool_choice, offer),
+        max_server_calls=body.max_tool_calls,
     )
 
 

@@ -18,6 +18,10 @@ _SAMPLING_DEFAULTS = {
 """Sampling parameters that a response object repeats, with the values that have no effect."""
 
 
+SEARCH_SOURCES = "web_search_call.action.sources"
+"""The value of `include` with which a search lists its results."""
+
+
 class ResponsesEcho(msgspec.Struct, frozen=True):
     """Stored in `Request.echo`.
 
@@ -39,6 +43,7 @@ class ResponsesEcho(msgspec.Struct, frozen=True):
     user_messages: tuple[msgspec.Raw, ...] = ()
     tool_search: bool = False
     sampling: Sampling = Sampling()
+    search_sources: bool = False
 
     def sampling_fields(self) -> dict[str, float]:
         """Return the sampling parameters as numbers: clients of Open Responses reject null."""
@@ -68,6 +73,7 @@ def build_echo(
             frequency_penalty=body.frequency_penalty,
         ),
         tool_search=tool_search,
+        search_sources=SEARCH_SOURCES in (body.include or ()),
     )
 
 

@@ -9,6 +9,8 @@ from dovetail_model import (
     CallArgs,
     CallClose,
     CallOpen,
+    Citation,
+    CitedTextBlock,
     Diagnostic,
     Event,
     Failure,
@@ -16,11 +18,12 @@ from dovetail_model import (
     HostedItem,
     Logprobs,
     Message,
-    OutputBlock,
     ReasoningBlock,
     ReasoningDelta,
     Request,
+    ResponseBlock,
     ResponseFields,
+    ServerToolResult,
     SpanEnd,
     TextBlock,
     TextDelta,
@@ -41,24 +44,31 @@ from dovetail_protocols.responses.output_items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
+    TokenSplitter,
     ToolSearchItem,
     logprob_out,
 )
 from dovetail_protocols.responses.response import ResponseObject, ResponseOutcome, to_outcome
+from dovetail_protocols.responses.server_items import (
+    SealedResultItem,
+    WebSearchItem,
+    citation_out,
+)
 from dovetail_protocols.responses.tools import TOOL_SEARCH
 
 
 class OutputItems:
     """The items of one response in the order of their start, each with its index and id."""
 
-    __slots__ = ("_ids", "_summary", "_tool_search", "all", "frames")
+    __slots__ = ("_ids", "_sources", "_summary", "_tool_search", "all", "frames")
 
     def __init__(self, request: Request, ids: IdFactory, frames: FrameWriter) -> None:
         self.all: list[OutputItem] = []
         self.frames = frames
         self._ids = ids
         self._summary = request.thinking.summary is not None
-        self._tool_search = echo_of(request).tool_search
+        echo = echo_of(request)
+        self._tool_search, self._sources = echo.tool_search, echo.search_sources
 
     def message(self) -> MessageItem:
         item = MessageItem(self._ids(MessageItem.prefix), len(self.all), self.frames)
@@ -84,23 +94,48 @@ class OutputItems:
         self.all.append(item)
         return item
 
-    def block(self, block: OutputBlock) -> OutputItem | None:
+    def server_call(self, call: CallOpen) -> WebSearchItem:
+        identity, index = self._ids(WebSearchItem.prefix), len(self.all)
+        item = WebSearchItem(identity, index, self.frames, call, sources=self._sources)
+        self.all.append(item)
+        return item
+
+    def sealed_result(self, result: ServerToolResult) -> SealedResultItem:
+        identity = self._ids(SealedResultItem.prefix)
+        item = SealedResultItem(identity, len(self.all), self.frames, result)
+        self.all.append(item)
+        return item
+
+    def find_server_call(self, call_id: str) -> WebSearchItem | None:
+        """Find the item of a call that the server runs."""
+        calls = (item for item in self.all if isinstance(item, WebSearchItem))
+        return next((item for item in calls if item.call_id == call_id), None)
+
+    def block(self, block: ResponseBlock) -> OutputItem | None:
         """Return the finished item of a block; None if a stream would not have sent one."""
         item: OutputItem
         match block:
+            case ServerToolResult(call_id=call_id):
+                call = self.find_server_call(call_id)
+                if call is not None:
+                    call.add_result(block)
+                return self.sealed_result(block)
             case TextBlock(text=text):
                 if not text.strip():
                     return None
                 item = self.message()
+                if isinstance(block, CitedTextBlock):
+                    item.annotations += map(citation_out, block.citations)
             case ReasoningBlock(text=text, seal=seal):
                 item = self.reasoning()
                 item.seal = seal
-            case ToolCallBlock(arguments=text):
-                item = self.call(
-                    CallOpen(0, block.name, block.id, block.namespace, custom=block.custom)
+            case ToolCallBlock(arguments=text, server=server):
+                opened = CallOpen(
+                    0, block.name, block.id, block.namespace, custom=block.custom, server=server
                 )
+                item = self.call(opened) if server is None else self.server_call(opened)
         item.pieces.append(text)
-        item.done = not isinstance(block, ToolCallBlock) or block.complete
+        item.done = not isinstance(block, ToolCallBlock) or (block.complete and not block.server)
         return item
 
 
@@ -124,8 +159,8 @@ class ResponsesEncoder(DeltaRunEncoder):
         self._dispatcher = dispatcher if dispatcher.active else None
         self._wants_logprobs = request.sampling.logprobs is not None
         self._span: MessageItem | ReasoningItem | None = None
-        self._calls: dict[int, CallItem] = {}
         self._hosted: dict[int, HostedOutputItem] = {}
+        self._calls: dict[int, CallItem | WebSearchItem] = {}
         self._held: list[str] = []  # white space that may turn out to start a text
         self._tokens: list[TokenLogprob] = []
         self._usage = Usage()
@@ -228,7 +263,9 @@ class ResponsesEncoder(DeltaRunEncoder):
     def _call_open(self, event: CallOpen) -> bytes:
         closed = self._close_span()
         self._tokens.clear()
-        item = self._calls[event.index] = self._items.call(event)
+        create = self._items.call if event.server is None else self._items.server_call
+        item: CallItem | WebSearchItem = create(event)
+        self._calls[event.index] = item
         return closed + item.open()
 
     def _call_args(self, event: CallArgs) -> bytes:
@@ -249,6 +286,16 @@ class ResponsesEncoder(DeltaRunEncoder):
             if event.kind != ITEM_ADDED:
                 opened = item.write(msgspec.structs.replace(event, kind=ITEM_ADDED, fields={}))
         return closed + opened + item.write(event)
+
+    def _server_result(self, event: ServerToolResult) -> bytes:
+        closed = self._close_span()
+        item = self._items.find_server_call(event.call_id)
+        finished = b"" if item is None else item.finish(event)
+        return closed + finished + self._items.sealed_result(event).send()
+
+    def _citation(self, event: Citation) -> bytes:
+        span = self._span
+        return span.annotate(citation_out(event)) if type(span) is MessageItem else b""
 
     def _count(self, event: Usage) -> bytes:
         self._usage = event
@@ -287,6 +334,8 @@ class ResponsesEncoder(DeltaRunEncoder):
         CallArgs: _call_args,
         CallClose: _call_close,
         HostedItem: _hosted_item,
+        ServerToolResult: _server_result,
+        Citation: _citation,
         Usage: _count,
         Logprobs: _logprobs,
         Finish: _finish,
@@ -302,11 +351,14 @@ def encode_message(
     message = messages[0]
     response = ResponseObject(request, ids, clock)
     items = OutputItems(request, ids, FrameWriter())
-    tokens = _TokenSplitter(message.logprobs if request.sampling.logprobs is not None else ())
+    tokens = TokenSplitter(message.logprobs if request.sampling.logprobs is not None else ())
     if message.response_fields is not None:
         response.update(message.response_fields)
-    for at, block in enumerate(message.blocks):
-        _add_hosted(items, message, at)
+    position = 0
+    for block in message.response_blocks():
+        if not isinstance(block, ServerToolResult):
+            _add_hosted(items, message, position)
+            position += 1
         item = items.block(block)
         found = tokens.take(block)
         if isinstance(item, MessageItem):
@@ -323,31 +375,3 @@ def _add_hosted(items: OutputItems, message: Message, place: int) -> None:
     for before, event in message.hosted_items:
         if before == place:
             items.hosted(event).done = event.kind != ITEM_ADDED
-
-
-class _TokenSplitter:
-    """Assigns the tokens in a message's flat list to its blocks."""
-
-    __slots__ = ("_at", "_ends", "_text", "_tokens")
-
-    def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
-        self._tokens = tokens
-        self._text = "".join(token.token for token in tokens)
-        self._ends = {0: 0}  # offset in the text -> number of tokens before it
-        length = 0
-        for count, token in enumerate(tokens, 1):
-            length += len(token.token)
-            self._ends[length] = count
-        self._at = 0
-
-    def take(self, block: OutputBlock) -> Sequence[TokenLogprob]:
-        """Return the tokens whose text is exactly the block's, after those already taken."""
-        if not self._tokens:
-            return ()
-        text = block.arguments if isinstance(block, ToolCallBlock) else block.text
-        start = self._text.find(text, self._at)
-        end = start + len(text)
-        if start not in self._ends or end not in self._ends:
-            return ()
-        self._at = end
-        return self._tokens[self._ends[start] : self._ends[end]]

@@ -201,7 +201,8 @@ _TOOLS = (
         "max_tool_calls",
         "hint",
         3,
-        "Limits calls of hosted tools, of which the server runs none.",
+        "Limits the calls of [server tools](../server-tools.md). Reported if the server runs none "
+        "for the request.",
         "reported",
     ),
 )

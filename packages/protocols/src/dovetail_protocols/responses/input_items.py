@@ -24,6 +24,12 @@ from dovetail_model import (
 )
 from dovetail_protocols.request_body import RequestBody, convert, join_turns
 from dovetail_protocols.responses import content, hosted, summary, wire
+from dovetail_protocols.responses.server_items import (
+    ServerCall,
+    decode_call,
+    decode_sealed_result,
+    pair_calls,
+)
 from dovetail_protocols.responses.tools import find_references
 from dovetail_protocols.summary_text import SUMMARY_INSTRUCTION, SUMMARY_PREFACE
 
@@ -40,13 +46,14 @@ _CONTINUABLE_ROLES = frozenset({"assistant", "tool"})
 class DecodedItem:
     """The result of decoding one item: parts of turns, and tools or triggers."""
 
-    __slots__ = ("compacts", "ignored", "tools", "turns")
+    __slots__ = ("compacts", "ignored", "server_call", "tools", "turns")
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.ignored: list[str] = []
         self.tools: list[tuple[str, Any]] = []  # tools from input items, with their paths
         self.compacts = False
+        self.server_call: ServerCall | None = None
 
     def add_turn(self, role: Role, *blocks: Block) -> None:
         self.turns.append(Turn(role, blocks))
@@ -68,8 +75,8 @@ def build_turns(body: RequestBody, pieces: Iterable[DecodedItem]) -> tuple[Turn,
     """Join the decoded items into turns. Only model output and tool results continue a turn."""
     found: list[Turn] = []
     run: list[Turn] = []
-    for piece in pieces:
-        for turn in piece.turns:
+    for turns in pair_calls((piece.server_call, tuple(piece.turns)) for piece in pieces):
+        for turn in turns:
             if run and not (turn.role == run[0].role in _CONTINUABLE_ROLES):
                 found.append(join_turns(body, run))
                 run = []
@@ -128,6 +135,10 @@ def _agent_message(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 def _reasoning(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
     """Decode reasoning: its text if the client has it, else its summary, and the seal."""
     reasoning = convert(item, wire.ReasoningIn, path)
+    result = decode_sealed_result(reasoning.encrypted_content)
+    if result is not None:
+        piece.add_turn("tool", result)
+        return
     text = content.content_text(reasoning.content) or content.content_text(
         reasoning.summary, "\n\n"
     )
@@ -220,7 +231,12 @@ def _mcp_call(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
 
 
 def _hosted(piece: DecodedItem, item: dict[str, Any], path: str) -> None:
-    """Decode work that another server did within its own turn as a line of text."""
+    """Decode work that a server did within its own turn as a line of text.
+
+    A search becomes a call if its result follows.
+    """
+    if item["type"] == "web_search_call":
+        piece.server_call = decode_call(item)
     piece.add_turn("assistant", HostedItemBlock(hosted.describe_call(item), item=item))
 
 

@@ -5,7 +5,7 @@ time. The delta run of an item is built together with the item.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,11 @@ from dovetail_model import (
     Event,
     HostedItem,
     ReasoningDelta,
+    ResponseBlock,
+    ServerToolResult,
     TextDelta,
     TokenLogprob,
+    ToolCallBlock,
 )
 from dovetail_protocols.delta_run import DeltaRun
 from dovetail_protocols.json_strings import encode_json_string, replace_surrogates
@@ -140,12 +143,13 @@ class ReasoningDeltaRun(ItemDeltaRun):
 class MessageItem(OutputItem):
     """Visible text: one message with one part."""
 
-    __slots__ = ("logprobs", "run")
+    __slots__ = ("annotations", "logprobs", "run")
     prefix = "msg_"
 
     def __init__(self, id: str, index: int, frames: FrameWriter) -> None:
         super().__init__(id, index, frames)
         self.logprobs: list[wire.Json] = []
+        self.annotations: list[wire.Json] = []
         self.run = ItemDeltaRun(self, TextDelta, "response.output_text.delta", content_index=0)
 
     def open(self) -> bytes:
@@ -165,6 +169,16 @@ class MessageItem(OutputItem):
             logprobs=logprobs,
         )
 
+    def annotate(self, annotation: wire.Json) -> bytes:
+        """Encode an annotation of the text so far."""
+        self.annotations.append(annotation)
+        return self._encode_frame(
+            "response.output_text.annotation.added",
+            content_index=0,
+            annotation_index=len(self.annotations) - 1,
+            annotation=annotation,
+        )
+
     def close(self) -> bytes:
         part = self._part()
         return b"".join((
@@ -180,7 +194,7 @@ class MessageItem(OutputItem):
         return wire.MessageOut(self.id, self.status, content=(self._part(),))
 
     def _part(self) -> wire.OutputText:
-        return wire.OutputText(self.text, logprobs=tuple(self.logprobs))
+        return wire.OutputText(self.text, tuple(self.annotations), tuple(self.logprobs))
 
 
 class ReasoningItem(OutputItem):
@@ -352,3 +366,31 @@ class HostedOutputItem(OutputItem):
 
     def final(self) -> Mapping[str, Any]:
         return self._item
+
+
+class TokenSplitter:
+    """Assigns the tokens in a message's flat list to its blocks."""
+
+    __slots__ = ("_at", "_ends", "_text", "_tokens")
+
+    def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
+        self._tokens = tokens
+        self._text = "".join(token.token for token in tokens)
+        self._ends = {0: 0}  # offset in the text -> number of tokens before it
+        length = 0
+        for count, token in enumerate(tokens, 1):
+            length += len(token.token)
+            self._ends[length] = count
+        self._at = 0
+
+    def take(self, block: ResponseBlock) -> Sequence[TokenLogprob]:
+        """Return the tokens whose text is exactly the block's, after those already taken."""
+        if not self._tokens or isinstance(block, ServerToolResult):
+            return ()
+        text = block.arguments if isinstance(block, ToolCallBlock) else block.text
+        start = self._text.find(text, self._at)
+        end = start + len(text)
+        if start not in self._ends or end not in self._ends:
+            return ()
+        self._at = end
+        return self._tokens[self._ends[start] : self._ends[end]]

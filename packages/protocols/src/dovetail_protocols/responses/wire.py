@@ -179,7 +179,7 @@ class ToolIn(msgspec.Struct, frozen=True):
 
 class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
     text: str
-    annotations: tuple[()] = ()
+    annotations: tuple[Json, ...] = ()
     logprobs: tuple[Json, ...] = ()
 
 
@@ -239,6 +239,12 @@ class ToolSearchCallOut(msgspec.Struct, frozen=True, tag="tool_search_call"):
     execution: str = "client"
 
 
+class WebSearchCallOut(msgspec.Struct, frozen=True, tag="web_search_call"):
+    id: str
+    status: str
+    action: Json
+
+
 class CompactionOut(msgspec.Struct, frozen=True, tag="compaction"):
     id: str
     encrypted_content: str
@@ -250,6 +256,7 @@ ItemOut = (
     | FunctionCallOut
     | CustomCallOut
     | ToolSearchCallOut
+    | WebSearchCallOut
     | CompactionOut
     | Mapping[str, Any]
 )

@@ -1,0 +1,116 @@
+"""Web searches within a response of the Chat Completions API, as the official SDK reads it."""
+
+from typing import Any
+
+import openai
+import pytest
+from http_fixture import NAME, Stage, run, serving
+from server_tools_fixture import (
+    SEARCH,
+    StubProvider,
+    assert_exact,
+    call,
+    create_tools,
+    prompt_text,
+    run_served,
+)
+
+QUESTION: Any = {"role": "user", "content": "Weather in Oslo?"}
+FUNCTION: Any = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object"}},
+}
+FINAL = "It rains in Oslo [1], until noon [2]."
+
+
+async def stream(stage: Stage, **more: Any) -> Any:
+    async with stage.openai().chat.completions.stream(
+        model=NAME, messages=[QUESTION], web_search_options={}, **more
+    ) as reading:
+        async for _ in reading:
+            pass
+        return await reading.get_final_completion()
+
+
+def test_search_is_part_of_the_stream() -> None:
+    provider = StubProvider()
+
+    async def main(stage: Stage) -> None:
+        stage.engine.plan = stage.engine.script("Searching." + SEARCH, FINAL)
+        completion = await stream(stage, stream_options={"include_usage": True})
+        message = completion.choices[0].message
+        assert message.content == f"Searching.\n\n{FINAL}"
+        assert not message.tool_calls
+        cited = [annotation.url_citation for annotation in message.annotations]
+        assert [one.url for one in cited] == [page.url for page in provider.pages]
+        texts = [message.content[one.start_index : one.end_index] for one in cited]
+        assert texts == ["[1]", "[2]"]
+        assert completion.choices[0].finish_reason == "stop"
+        prompts = [len(request.prompt) for request in stage.engine.requests]
+        assert completion.usage.prompt_tokens == sum(prompts)
+        assert_exact(stage, ["Searching." + SEARCH])
+
+    run_served(main, create_tools(provider))
+
+
+def test_response_without_stream_is_the_same() -> None:
+    async def main(stage: Stage) -> None:
+        plan = stage.engine.script("Searching." + SEARCH, FINAL, "Searching." + SEARCH, FINAL)
+        stage.engine.plan = plan
+        streamed = (await stream(stage)).choices[0].message
+        whole = await stage.openai().chat.completions.create(
+            model=NAME, messages=[QUESTION], web_search_options={}
+        )
+        message = whole.choices[0].message
+        assert message.content == streamed.content
+        assert message.annotations == streamed.annotations
+
+    run_served(main)
+
+
+def test_only_calls_of_the_client_are_shown() -> None:
+    async def main(stage: Stage) -> None:
+        stage.engine.plan = stage.engine.script(SEARCH + "\n" + call("look_up", city="Oslo"))
+        completion = await stream(stage, tools=[FUNCTION])
+        (shown,) = completion.choices[0].message.tool_calls
+        assert shown.function.name == "look_up"
+        assert completion.choices[0].finish_reason == "tool_calls"
+
+    run_served(main)
+
+
+def test_location_reaches_the_provider() -> None:
+    provider = StubProvider()
+
+    async def main(stage: Stage) -> None:
+        stage.engine.plan = stage.engine.script(SEARCH, FINAL)
+        location: Any = {"type": "approximate", "approximate": {"country": "NO"}}
+        await stage.openai().chat.completions.create(
+            model=NAME, messages=[QUESTION], web_search_options={"user_location": location}
+        )
+        assert provider.queries[0].user_location == {"country": "NO"}
+        assert "Weather in Oslo" in prompt_text(stage)
+
+    run_served(main, create_tools(provider))
+
+
+def test_more_choices_are_rejected() -> None:
+    async def main(stage: Stage) -> None:
+        with pytest.raises(openai.BadRequestError, match="`n` must be 1"):
+            await stage.openai().chat.completions.create(
+                model=NAME, messages=[QUESTION], web_search_options={}, n=2
+            )
+
+    run_served(main)
+
+
+@pytest.mark.parametrize("tools", [[], [FUNCTION]])
+def test_search_is_rejected_without_a_provider(tools: Any) -> None:
+    async def main() -> None:
+        async with serving() as stage:
+            with pytest.raises(openai.BadRequestError, match="web_search_options"):
+                await stage.openai().chat.completions.create(
+                    model=NAME, messages=[QUESTION], web_search_options={}, tools=tools
+                )
+
+    run(main)
