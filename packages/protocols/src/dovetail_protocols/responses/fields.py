@@ -39,7 +39,8 @@ _INPUT = (
         "input",
         ["message.output_text.logprobs"],
         "`message.output_text.logprobs` returns log probabilities of the visible text. "
-        "`reasoning.encrypted_content` is always returned. Other values are reported.",
+        "`reasoning.encrypted_content` is always returned. `web_search_call.action.sources` lists "
+        "the results of searches. Other values are reported.",
     ),
     Field(
         "store",
