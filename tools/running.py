@@ -27,6 +27,7 @@ __all__ = [
     "ROOT",
     "TOKENIZERS",
     "VLLM",
+    "VLLM_PYTHON",
     "await_model",
     "dynamo",
     "process",
@@ -71,11 +72,11 @@ def dynamo(worker: Sequence[str], scratch: Path, *flags: str) -> Iterator[tuple[
 
 
 @contextmanager
-def vllm(model: Path, scratch: Path) -> Iterator[Vllm]:
+def vllm(model: Path, scratch: Path, *more: str) -> Iterator[Vllm]:
     """Run vLLM on the CPU, with the parsers of Qwen3."""
     os.environ.setdefault(VLLM_PYTHON, str(VLLM))
     flags = ("--served-model-name", NAME, "--enable-prompt-tokens-details", *PARSERS)
-    with running_vllm(model, scratch, *flags, "--enable-auto-tool-choice") as server:
+    with running_vllm(model, scratch, *flags, "--enable-auto-tool-choice", *more) as server:
         yield server
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import report
-from benchmarks.frontend import cases, cpu, latency, many_streams, rounds, tables
+from benchmarks.frontend import cases, cpu, embedded, latency, many_streams, rounds, tables
 from benchmarks.frontend.findings import ENGINE, Findings
 from benchmarks.frontend.limits import raise_file_limit
 from benchmarks.frontend.load import StreamRequest, missing, wrk
@@ -20,12 +20,16 @@ from benchmarks.frontend.servers import (
     dovetail_frontend,
     dynamo_frontend,
     model_folder,
+    steps_frontend,
+    tiny_qwen3,
     vllm_frontend,
 )
 from dovetail_tokenizers import load_tokenizer
 
 #: Many streams are measured first: a process does not return memory that it once allocated.
-PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency")
+PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency", "steps")
+#: vllm: its API server at maximum speed; embedded: the same, compared with the embedded vLLM.
+AGAINST = ("dynamo", "vllm", "embedded")
 PAGE = report.PAGE.parent / tables.PLOT
 QUICK = 0.2  # fraction of the usual time
 
@@ -40,11 +44,13 @@ class Bench:
         self._scale = QUICK if options.quick else 1.0
         self.rounds = 1 if options.quick else options.rounds
         self._frontends: list[Frontend] = []
+        self._scratch = Path()
         self.found = Findings([])
 
     def run(self, scratch: Path) -> None:
         """Run the chosen parts on servers that are started for them."""
         parts, model = list(self._parts.values()), scratch / "model"
+        self._scratch = scratch
         with ExitStack() as stack:
             start = stack.enter_context
             self._frontends = [start(dovetail_frontend(parts, model, scratch))]
@@ -71,6 +77,14 @@ class Bench:
 
     def _lengths(self) -> None:
         rounds.lengths(self.found.costs, self._frontends, self.rounds, self._scale)
+
+    def _steps(self) -> None:
+        """Measure an engine behind the step protocol, next to the same frontends as before."""
+        chosen = (*cases.IN_STEP, cases.TURNS)
+        with steps_frontend(list(self._parts.values()), self._author, self._scratch) as ours:
+            beside = [ours, *self._frontends[1:]]
+            rounds.drive(self.found.costs, beside, chosen, self.rounds, self._scale)
+            rounds.frames(self.found.costs, beside, cases.IN_STEP)
 
     def _latency(self) -> None:
         for _ in range(self.rounds):
@@ -113,6 +127,10 @@ class Bench:
                 cost = wrk(frontend, request, case.streams, seconds)
                 self.found.costs.add((frontend.name, case.name, api), cost)
 
+    def measure_embedded(self, scratch: Path) -> None:
+        """Measure the embedded vLLM and vLLM's API server with the same model."""
+        embedded.compare(self.found.costs, tiny_qwen3(scratch / "small"), scratch, self.rounds)
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _read(arguments)
@@ -129,6 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
         bench.run(scratch)
         if "vllm" in options.against:
             bench.measure_vllm(scratch)
+        if "embedded" in options.against:
+            bench.measure_embedded(scratch)
     result = tables.result(bench.found, bench.rounds, f"{before}; {cpu.load()}")
     print(f"\n{result.numbers}\n{report.stamp()}")
     if options.write:
@@ -149,7 +169,7 @@ def _write_plot(found: Findings) -> None:
 def _read(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.frontend", description=__doc__)
     add = parser.add_argument
-    add("--against", action="append", default=[], choices=("dynamo", "vllm"), help="repeatable")
+    add("--against", action="append", default=[], choices=AGAINST, help="repeatable")
     add("--only", action="append", choices=PARTS, help="run only these parts (repeatable)")
     add("--rounds", type=int, default=3, help="number of rounds, of which the best counts")
     add("--streams", type=int, default=2_000, help="number of concurrent slow streams")

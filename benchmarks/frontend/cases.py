@@ -53,6 +53,7 @@ SATURATED = (
     Case("inside a call of 4.5k tokens, 32 streams", "call-4500", 32, 4),
     Case("inside a call of 4.5k tokens, 256 streams", "call-4500", 256, 4),
 )
+IN_STEP = tuple(case for case in PACED if case.part in ("plain-steps", "call-steps"))
 TURNS = Case(f"short turns of {SHORT} tokens, 32 streams", "short", 32, 3)
 
 

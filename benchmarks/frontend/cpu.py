@@ -23,8 +23,14 @@ class Spent:
     def total(self) -> float:
         return self.user + self.system
 
+    def plus(self, other: "Spent") -> "Spent":
+        return Spent(self.user + other.user, self.system + other.system)
+
     def since(self, before: "Spent") -> "Spent":
         return Spent(self.user - before.user, self.system - before.system)
+
+
+NOTHING = Spent(0.0, 0.0)
 
 
 def spent(pid: int) -> Spent:
@@ -36,6 +42,19 @@ def read_stat(line: str) -> Spent:
     """Parse the two times in /proc/PID/stat. The process name in it may contain spaces."""
     fields = line.rpartition(")")[2].split()
     return Spent(int(fields[11]) * TICK, int(fields[12]) * TICK)
+
+
+def engine_process(parent: int) -> int:
+    """Return the id of the process that a server runs its engine in."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # it has exited
+            continue
+        if int(fields[1]) == parent and b"child_main.py" in command:
+            return int(folder.name)
+    raise LookupError(f"process {parent} runs no engine")
 
 
 def resident(pid: int) -> int:

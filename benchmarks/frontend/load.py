@@ -21,17 +21,26 @@ _TIMEOUT_SECONDS = 120  # without a response; slow responses are no errors here
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a load: tokens, responses, wall time, and CPU time of the frontend."""
+    """The cost of a load: tokens, responses, wall time, and CPU time of the frontend.
+
+    `child` is the part of the CPU time that its engine's process used, if that counts.
+    """
 
     tokens: int
     responses: int
     seconds: float
     spent: cpu.Spent
+    child: cpu.Spent = cpu.NOTHING
 
     @property
     def us(self) -> float:
         """Microseconds of CPU time per token."""
         return self.spent.total / max(1, self.tokens) * 1e6
+
+    @property
+    def child_us(self) -> float:
+        """Microseconds of CPU time per token in the engine's process."""
+        return self.child.total / max(1, self.tokens) * 1e6
 
     @property
     def length(self) -> float:
@@ -70,22 +79,23 @@ def missing() -> str | None:
 
 def wrk(frontend: Frontend, request: StreamRequest, streams: int, seconds: int) -> Cost:
     """Stream the same request repeatedly, and abort at the end of the time."""
-    before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
+    before, begun, child = frontend.await_idle(), frontend.spent(), frontend.child_spent()
     output = _run_wrk(
         f"http://127.0.0.1:{frontend.port}{PATHS[request.api]}", request, streams, seconds
     )
     tokens = frontend.await_idle() - before
-    return Cost(tokens, _count_responses(output), seconds, cpu.spent(frontend.pid).since(begun))
+    spent, child = frontend.spent().since(begun), frontend.child_spent().since(child)
+    return Cost(tokens, _count_responses(output), seconds, spent, child)
 
 
 def whole(frontend: Frontend, request: StreamRequest, streams: int, times: int) -> Cost:
     """Read all streams to their ends, so that the cost of the end is included."""
-    before, begun = frontend.await_idle(), cpu.spent(frontend.pid)
+    before, begun, child = frontend.await_idle(), frontend.spent(), frontend.child_spent()
     seen = client.run(request.plan(frontend.port, streams, times=times))
     tokens = frontend.await_idle() - before
-    spent = cpu.spent(frontend.pid).since(begun)
+    spent, child = frontend.spent().since(begun), frontend.child_spent().since(child)
     took = max(one.times[-1] for one in seen) - min(one.sent for one in seen)
-    return Cost(tokens, len(seen), took / 1e9, spent)
+    return Cost(tokens, len(seen), took / 1e9, spent, child)
 
 
 def _run_wrk(url: str, request: StreamRequest, streams: int, seconds: int) -> str:

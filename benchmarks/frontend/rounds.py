@@ -27,7 +27,11 @@ class Costs:
 
     def add(self, key: Key, cost: Cost) -> None:
         self.runs.setdefault(key, []).append(cost)
-        print(f"  {' '.join(key):48} {cost.us:7.1f} µs/token, {cost.tokens} tokens", flush=True)
+        child = f", of these {cost.child_us:.1f} in the engine's process" if cost.child_us else ""
+        system = cost.spent.system / max(cost.spent.total, 1e-9)
+        line = f"  {' '.join(key):48} {cost.us:7.1f} µs/token ({system:.0%} system){child}"
+        line += f", {cost.tokens} tokens"
+        print(line, flush=True)
 
     def best(self, server: str, workload: str, api: str) -> Cost | None:
         return min(

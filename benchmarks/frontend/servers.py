@@ -10,16 +10,17 @@ from pathlib import Path
 from urllib.request import urlopen
 
 # First, because it adds the test modules to the path.
-from tools.running import NAME, PARSERS, dynamo, scripted_engine, vllm
+from tools.running import NAME, PARSERS, ROOT, dynamo, scripted_engine, vllm
 
 # isort: split
 from server_process import qwen_folder, served
 from tiny_qwen3 import tiny_qwen3
 
-from benchmarks.frontend.cpu import resident, spent
+from benchmarks.frontend.cpu import NOTHING, Spent, engine_process, resident, spent
 from benchmarks.frontend.parts import Author, Part, write_ids, write_script
 
 CONTEXT = 200_000
+STEP_ENGINE = "benchmarks.frontend.step_engine:create"
 WORKER = Path(__file__).with_name("dynamo_worker.py")
 END = 151_645  # Qwen3's <|im_end|>
 MAX_STREAMS = 8_192
@@ -32,7 +33,7 @@ class Frontend:
     """A server under test: its process, its port, and the tokens that its engine sent.
 
     `fresh` is its memory before the first request, `engine` the port of an engine that accepts
-    requests without the frontend.
+    requests without the frontend, `child` a process of the engine whose CPU time counts, too.
     """
 
     name: str
@@ -41,6 +42,14 @@ class Frontend:
     tokens: Callable[[], int]
     fresh: int
     engine: int | None = None
+    child: int | None = None
+
+    def spent(self) -> Spent:
+        """Return the CPU time of the frontend and of its child."""
+        return spent(self.pid).plus(self.child_spent())
+
+    def child_spent(self) -> Spent:
+        return NOTHING if self.child is None else spent(self.child)
 
     def await_idle(self) -> int:
         """Wait until the engine and the frontend are idle, and return the number of tokens."""
@@ -72,6 +81,33 @@ def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator
             http = int(running.url.rpartition(":")[2])
             pid = running.process.pid
             yield Frontend("dovetail", pid, http, lambda: _generated(port), resident(pid), port)
+
+
+@contextmanager
+def steps_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator[Frontend]:
+    """Run Dovetail with an engine behind the step protocol, whose process counts, too."""
+    script = write_ids(parts, author, END, scratch / "step-ids.json")
+    counter = scratch / "step-tokens"
+    counter.write_bytes(bytes(8))
+    engine = ("--engine", STEP_ENGINE, "--engine-option", f"script={script}")
+    engine += ("--engine-option", f"counter={counter}", "--served-model-name", NAME)
+    limit = ("--max-concurrent-requests", str(MAX_STREAMS))
+    with (
+        counter.open("r+b") as file,
+        mmap.mmap(file.fileno(), 8) as counted,
+        served(
+            scratch / "model", *engine, *PARSERS, *limit, environment={"PYTHONPATH": str(ROOT)}
+        ) as running,
+    ):
+        http, pid = int(running.url.rpartition(":")[2]), running.process.pid
+        yield Frontend(
+            "dovetail, steps",
+            pid,
+            http,
+            lambda: int.from_bytes(counted[:8], "little"),
+            resident(pid),
+            child=engine_process(pid),
+        )
 
 
 @contextmanager

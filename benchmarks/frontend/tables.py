@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.frontend.cases import LENGTHS, PACED, SATURATED, TURNS, Case
+from benchmarks.frontend import embedded
+from benchmarks.frontend.cases import IN_STEP, LENGTHS, PACED, SATURATED, TURNS, Case
 from benchmarks.frontend.findings import Findings
 from benchmarks.frontend.load import Cost
 from benchmarks.frontend.many_streams import Many
 from benchmarks.frontend.requests import APIS
-from benchmarks.frontend.targets import OURS, THEIRS, targets
+from benchmarks.frontend.targets import OURS, STEPS, THEIRS, targets
 from benchmarks.report import Result, table
 
 PLOT = "frontend/call-length.svg"
@@ -39,6 +40,8 @@ def result(found: Findings, rounds: int, busy: str) -> Result:
         "At maximum speed": costs(found, SATURATED),
         "Calls by length, 4 streams, read to their ends": by_length(found),
         "Short turns": turns(found),
+        "An engine behind the step protocol": steps(found),
+        "Embedded vLLM, and vLLM's API server": embedded_vllm(found),
         "Latency in milliseconds": lateness(found),
         "Many streams": many(found),
         "Targets": wanted(found),
@@ -91,6 +94,26 @@ def turns(found: Findings) -> str:
                 each = best.spent.total / best.responses * 1e6
                 rows.append([server, api, f"{best.responses / best.seconds:.0f}", f"{each:.0f}"])
     return _table(head, rows)
+
+
+def steps(found: Findings) -> str:
+    """Build a table of the engine behind the step protocol: the frontend, its child, Dynamo."""
+    head = ["workload", "API", "frontend", "engine's process", THEIRS, "ratio"]
+    rows = []
+    for case in (*IN_STEP, TURNS):
+        for api in case.apis:
+            ours = found.costs.best(STEPS, case.name, api)
+            if ours is not None:
+                split = [f"{ours.us - ours.child_us:.1f}", f"{ours.child_us:.1f}"]
+                theirs = found.costs.best(THEIRS, case.name, api)
+                ratio = found.costs.ratio(STEPS, THEIRS, case.name, api)
+                rows.append([case.title, api, *split, _us(theirs), _number(ratio)])
+    return _table(head, rows)
+
+
+def embedded_vllm(found: Findings) -> str:
+    head = ["streams", "frontend", "child", "vllm serve", "ratio", "tokens/s", "vllm serve's"]
+    return _table(head, embedded.describe(found.costs))
 
 
 def lateness(found: Findings) -> str:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.frontend.cases import PACED, SATURATED, Case
+from benchmarks.frontend.cases import IN_STEP, PACED, SATURATED, Case
 from benchmarks.frontend.findings import Findings
 from benchmarks.frontend.requests import APIS
 
-OURS, THEIRS = "dovetail", "dynamo"
+OURS, THEIRS, STEPS = "dovetail", "dynamo", "dovetail, steps"
 HALF, QUARTER, FLAT = 0.5, 0.25, 1.1
+IN_CALL = 0.8  # of an engine behind the step protocol
 ADDED = 1.0  # milliseconds
 BEHIND = 1  # tokens
 IN_CALLS = frozenset({"call-paced", "call-steps", "call-fast", "call-4500"})
@@ -28,6 +29,8 @@ def targets(found: Findings) -> Iterator[Target]:
     """Yield all targets, in order."""
     for case in PACED:
         yield _ratio(found, case, HALF)
+    for case in IN_STEP:
+        yield _steps(found, case, IN_CALL if case.part == "call-steps" else HALF)
     yield _added(found)
     for case in SATURATED:
         if case.part in RATED and case.streams > 1:
@@ -40,6 +43,12 @@ def targets(found: Findings) -> Iterator[Target]:
 def _ratio(found: Findings, case: Case, limit: float) -> Target:
     wanted = f"{case.title}: at most {limit} of Dynamo's"
     ratios = {api: found.costs.ratio(OURS, THEIRS, case.name, api) for api in APIS}
+    return _target(wanted, {api: r for api, r in ratios.items() if r is not None}, limit)
+
+
+def _steps(found: Findings, case: Case, limit: float) -> Target:
+    wanted = f"step protocol, {case.title}: at most {limit} of Dynamo's"
+    ratios = {api: found.costs.ratio(STEPS, THEIRS, case.name, api) for api in APIS}
     return _target(wanted, {api: r for api, r in ratios.items() if r is not None}, limit)
 
 

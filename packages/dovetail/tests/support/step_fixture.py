@@ -1,6 +1,7 @@
 """Engines behind the step protocol, in this process and in a child process."""
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -135,14 +136,16 @@ class ChildScriptedEngine(ScriptedEngine):
     """The scripted engine in a child process, which describes itself."""
 
     def describe(self) -> EngineDescription:
-        return describe_engine(self.name, self.capabilities, facts={"script": "tests"})
+        return describe_engine(
+            self.name, self.capabilities, model="scripted", facts={"pid": os.getpid()}
+        )
 
 
 def load(config: Mapping[str, Any]) -> ScriptedEngine:
     """Create the engine in the child process. See `child_main`."""
     if "fail" in config:
         raise ValueError(config["fail"])
-    scripted = create_scripted(config["script"])
+    scripted = create_scripted(config.get("script") or config["arguments"]["script"])
     scripted.__class__ = ChildScriptedEngine
     return scripted
 

@@ -8,7 +8,7 @@ import json
 import random
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import copy
 
@@ -56,7 +56,34 @@ def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
         copy(source / name, folder)
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     (folder / "generation_config.json").write_text(json.dumps(_GENERATION))
-    _write_weights(folder / "model.safetensors", spread)
+    _write_safetensors(folder / "model.safetensors", list(_shapes()), spread, 7)
+    return folder
+
+
+LORA_RANK = 8
+_LORA_MODULES = ("q_proj", "o_proj")
+
+
+def tiny_lora(folder: Path, seed: int) -> Path:
+    """Write a LoRA adapter of the model into a new folder. It changes the output a lot."""
+    folder.mkdir(parents=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": LORA_RANK,
+        "lora_alpha": LORA_RANK,
+        "target_modules": list(_LORA_MODULES),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for layer in range(LAYERS):
+        for name in _LORA_MODULES:
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            out, into = _LAYER[f"self_attn.{name}"]
+            shapes.append((f"{module}.lora_A.weight", (LORA_RANK, into)))
+            shapes.append((f"{module}.lora_B.weight", (out, LORA_RANK)))
+    _write_safetensors(folder / "adapter_model.safetensors", shapes, 1.0, 100 + seed)
     return folder
 
 
@@ -83,18 +110,20 @@ _LAYER: dict[str, tuple[int, ...]] = {
 }
 
 
-def _write_weights(path: Path, spread: float) -> None:
+def _write_safetensors(
+    path: Path, shapes: Sequence[tuple[str, tuple[int, ...]]], spread: float, seed: int
+) -> None:
     """Write the safetensors format: the header's length, the header as JSON, the numbers."""
     header, end = {}, 0
-    for name, shape in _shapes():
+    for name, shape in shapes:
         start, end = end, end + 4 * _product(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header).encode()
-    dice = random.Random(7)
+    dice = random.Random(seed)
     pool = array("f", (dice.gauss(0.0, spread) for _ in range(_POOL)))
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
-        for _, shape in _shapes():
+        for _, shape in shapes:
             if len(shape) == 1:  # a norm
                 array("f", [1.0] * shape[0]).tofile(file)
                 continue

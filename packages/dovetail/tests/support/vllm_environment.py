@@ -22,7 +22,7 @@ NAME = "tiny-qwen3"
 START_TIMEOUT_SECONDS = 300.0  # on a small machine
 #: Small blocks for a CPU build, so that short prompts have cached prefixes too.
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "32")
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "OMP_NUM_THREADS": "2",
@@ -78,7 +78,7 @@ def running_vllm(model: Path | str, folder: Path, *flags: str) -> Iterator[Vllm]
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT},
             start_new_session=True,
         )
     try:

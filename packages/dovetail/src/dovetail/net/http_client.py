@@ -33,7 +33,10 @@ MAX_IDLE_CONNECTIONS = 32  # per engine
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of an engine (TCP or unix socket) and the headers of every request to it."""
+    """Address of an engine (TCP or unix socket) and the headers of every request to it.
+
+    steps: The engine uses the step protocol instead of HTTP.
+    """
 
     host: str = "127.0.0.1"
     port: int = 80
@@ -41,13 +44,20 @@ class Endpoint:
     tls: bool = False
     base: str = ""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    steps: bool = False
 
     @classmethod
     def parse(cls, url: str, headers: Mapping[str, str] | None = None) -> "Endpoint":
-        """Parse an address such as `http://host:8000/base` or `unix:///a/b.sock`."""
+        """Parse an address such as `http://host:8000/base` or `unix:///a/b.sock`.
+
+        `tcp://host:port` and `tls://host:port` are engines that use the step protocol.
+        """
         parts = urlsplit(url)
         if parts.scheme == "unix" and parts.path:
             return cls(socket=parts.path, headers=headers or {})
+        if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port and not parts.path:
+            tls = parts.scheme == "tls"
+            return cls(parts.hostname, parts.port, None, tls, "", headers or {}, steps=True)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"expected an http://, https:// or unix:// URL, got {url!r}")
         if parts.username or parts.query or parts.fragment:
@@ -70,7 +80,8 @@ class Endpoint:
     def __str__(self) -> str:
         if self.socket is not None:
             return f"unix://{self.socket}"
-        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+        plain, encrypted = ("tcp", "tls") if self.steps else ("http", "https")
+        return f"{encrypted if self.tls else plain}://{self.authority}{self.base}"
 
 
 @dataclass(frozen=True)

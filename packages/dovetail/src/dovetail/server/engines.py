@@ -56,6 +56,8 @@ def discover_remote_engine(config: Config) -> RemoteEngine | None:
     if not config.engine_url:
         raise EngineSetupError(f"the engine {name!r} requires --engine-url, the URL of its server")
     endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in config.engine_url)
+    if any(one.steps for one in endpoints) and name not in EMBEDDABLE_ENGINES:
+        raise EngineSetupError(f"--engine-url: the engine {name!r} requires an http:// URL")
     return RemoteEngine(
         endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait))
     )

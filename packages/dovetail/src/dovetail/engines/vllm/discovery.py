@@ -20,6 +20,7 @@ from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.completions.errors import error_from_status
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest, RemoteModel
 from dovetail.engines.registry import EngineSetupError
+from dovetail.engines.steps.remote import discover_step_engine
 from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.engines.token_stream import collect_token_ids
@@ -120,6 +121,8 @@ async def discover(endpoint: Endpoint) -> RemoteModel:
 
     Raise `EngineSetupError` if the server is SGLang, which would not return token ids.
     """
+    if endpoint.steps:
+        return await discover_step_engine(endpoint)
     cards = await list_models(endpoint)
     if any(card.owned_by == "sglang" for card in cards):
         raise EngineSetupError(f"the server at {endpoint} is SGLang: use --engine sglang")

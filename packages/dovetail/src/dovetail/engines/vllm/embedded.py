@@ -7,6 +7,7 @@ from typing import Any
 from dovetail.engines.engine import TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
 from dovetail.engines.steps.engine import ChildEngine
+from dovetail.engines.steps.remote import RemoteStepEngine
 from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.engines.vllm.process import (
     VllmProcess,
@@ -62,6 +63,11 @@ def create(setup: EngineSetup) -> TokenEngine:
         return create_embedded(setup)
     if setup.remote is None:
         raise EngineSetupError(f"the model of the server at {setup.endpoint} is not known")
+    if setup.endpoint.steps:
+        length = setup.context_length
+        return RemoteStepEngine(
+            "vllm", setup.endpoint, setup.remote, setup.tokenizer, context_length=length
+        )
     return VllmEngine(
         setup.endpoint,
         setup.remote,

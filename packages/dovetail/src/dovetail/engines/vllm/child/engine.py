@@ -305,11 +305,18 @@ class AsyncLlmEngine:
         text = f"{error}" or type(error).__name__
         if self._failure or type(error).__name__ == "EngineDeadError":
             return EngineUnavailable(f"vLLM's engine core has died: {text}")
-        if isinstance(error, ValueError | TypeError | NotImplementedError):
+        if _is_rejection(error):
             if any(phrase in text for phrase in _CONTEXT_OVERFLOW_PHRASES):
                 return ContextOverflow(text)
             return InvalidRequest(f"vLLM rejected the request: {text}")
         return EngineError(f"vLLM failed: {type(error).__name__}: {text}")
+
+
+def _is_rejection(error: Exception) -> bool:
+    """Return whether the request is at fault. vLLM's own class for that is recent."""
+    if isinstance(error, ValueError | TypeError | NotImplementedError):
+        return True
+    return any(one.__name__ == "VLLMClientError" for one in type(error).__mro__)
 
 
 def _cached_tokens(output: Any) -> int | None:

@@ -1,0 +1,115 @@
+"""An engine on another machine, over the step protocol: one connection for all its streams."""
+
+import ssl
+from functools import cache
+from pathlib import PurePath
+
+import msgspec
+
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineRequest,
+    RemoteModel,
+    TokenSink,
+    check_prompt_length,
+)
+from dovetail.engines.served_model import ServedModelCheck
+from dovetail.engines.steps.client import StepAddress, StepClient, connect
+from dovetail.net.http_client import Endpoint
+from dovetail_model import EngineUnavailable
+from dovetail_tokenizers import Tokenizer
+
+_KEY_PREFIX = "Bearer "
+
+
+def to_step_address(endpoint: Endpoint) -> StepAddress:
+    """Return the address of an endpoint with a `tcp://` or `tls://` URL, and its key."""
+    key = endpoint.headers.get("authorization", "").removeprefix(_KEY_PREFIX)
+    tls = _tls_context() if endpoint.tls else None
+    return StepAddress(key, endpoint.socket, endpoint.host, endpoint.port, tls)
+
+
+async def discover_step_engine(endpoint: Endpoint) -> RemoteModel:
+    """Return the model that an engine serves. Raise an `EngineError` if it does not respond."""
+    client = await connect(to_step_address(endpoint), f"the engine at {endpoint}")
+    client.close("the model is known")
+    description = client.description
+    name = PurePath(description.model).name or description.name
+    return RemoteModel(
+        name=name,
+        names=(name,),
+        root=description.model or None,
+        context_length=description.context_length,
+        version=str(description.facts.get("version", "")),
+        adapters=description.adapters,
+    )
+
+
+class RemoteStepEngine:
+    """One engine on another machine, which restarts itself.
+
+    `remote`: the model that it is expected to serve, or one of its LoRA adapters.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        remote: RemoteModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        context_length: int | None = None,
+    ) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._address = to_step_address(endpoint)
+        self._adapter = remote.name if remote.name in remote.adapters else None
+        self._tokenizer = tokenizer
+        self._context_length = context_length or remote.context_length
+        self._served_model = ServedModelCheck(f"{name} at {endpoint}", name)
+        self._served_model.check({name: remote.root or remote.name})
+        self._client: StepClient | None = None
+        self.capabilities = EngineCapabilities(context_length=self._context_length)
+
+    async def start(self) -> None:
+        """Connect, or connect again after the connection was lost."""
+        if self._client is not None and self._client.connected:
+            return
+        client = await connect(self._address, f"{self.name} at {self._endpoint}", self._tokenizer)
+        description = client.description
+        problem = self._served_model.check({self.name: description.model})
+        if problem:
+            client.close(problem)
+            raise EngineUnavailable(problem)
+        lengths = [one for one in (self._context_length, description.context_length) if one]
+        limited = msgspec.structs.replace(description, context_length=min(lengths, default=None))
+        self.capabilities = limited.to_capabilities()
+        self._client = client
+
+    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
+        """Push deltas as they arrive. Cancelling aborts the stream."""
+        if self._client is None:
+            raise EngineUnavailable(f"the engine {self.name!r} is not connected")
+        check_prompt_length(request, self.capabilities.context_length)
+        if self._adapter is not None and request.adapter is None:
+            request = msgspec.structs.replace(request, adapter=self._adapter)
+        await self._client.generate(request, sink)
+
+    async def health(self) -> EngineHealth:
+        """Return the health that the engine reports."""
+        if self._client is None:
+            return EngineHealth(False, "not connected")
+        return await self._client.health()
+
+    async def stop(self) -> None:
+        """Close the connection, which aborts its streams. The engine keeps running."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close(f"the engine {self.name!r} was stopped")
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Load the system's CA certificates once."""
+    return ssl.create_default_context()

@@ -1,0 +1,144 @@
+"""`dovetail engine vllm`: run vLLM for Dovetail servers on other machines."""
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.engines.registry import EngineSetupError
+from dovetail.engines.steps.process import ListenOptions
+from dovetail.engines.vllm.process import (
+    VllmProcess,
+    model_reference,
+    parse_adapters,
+    split_options,
+)
+from dovetail.telemetry.log import configure_logging
+from dovetail_model import EngineUnavailable
+
+KEY_VARIABLE = "DOVETAIL_ENGINE_API_KEY"
+#: Delays before a process that has exited is restarted; the last one repeats.
+RESTART_DELAYS_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+EXIT_POLL_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostedVllm:
+    """The model, vLLM's options, and where to listen."""
+
+    model: str
+    options: dict[str, str]
+    listen: ListenOptions
+
+
+async def run_engine(hosted: HostedVllm) -> None:
+    """Serve until SIGTERM or SIGINT. A process that exits is restarted at the same address."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    failures = 0
+    while not stopping.is_set():
+        process, config = _create_process(hosted)
+        process.check_installed()
+        try:
+            address = await process.start(config, listen=hosted.listen)
+            scheme = "tls" if hosted.listen.certificate else "tcp"
+            url = f"{scheme}://{str(address).partition('://')[2]}"
+            sys.stdout.write(f"serving {hosted.model} at {url}\n")
+            sys.stdout.flush()
+            failures = 0
+            await _wait(process, stopping)
+        except EngineUnavailable as error:
+            if not failures:
+                raise  # the first start: the operator reads it
+            _log.error("engine_restart_failed", extra={"fields": {"reason": error.message}})
+        finally:
+            await process.stop()
+        if not stopping.is_set():
+            delay = RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)]
+            fields = {"reason": process.describe_exit(), "restart_delay_seconds": delay}
+            _log.error("engine_exited", extra={"fields": fields})
+            failures += 1
+            await asyncio.sleep(delay)
+
+
+def _create_process(hosted: HostedVllm) -> tuple[VllmProcess, dict[str, Any]]:
+    options, arguments = split_options(hosted.options)
+    path = Path(hosted.model).expanduser()
+    model = model_reference(path) if path.exists() else hosted.model
+    adapters = parse_adapters(options.lora_modules)
+    return VllmProcess(model, options), {
+        "model": model,
+        "arguments": arguments,
+        "adapters": adapters,
+    }
+
+
+async def _wait(process: VllmProcess, stopping: asyncio.Event) -> None:
+    """Wait until the process has exited or the operator stops it."""
+    while process.alive:
+        try:
+            await asyncio.wait_for(stopping.wait(), EXIT_POLL_SECONDS)
+        except TimeoutError:
+            continue
+        return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and serve. Errors are printed as one line."""
+    configure_logging("text", "info")
+    try:
+        asyncio.run(run_engine(_parse_arguments(arguments)))
+    except (EngineUnavailable, EngineSetupError, ValueError, OSError) as error:
+        sys.stderr.write(f"dovetail engine vllm: {error}\n")
+        return 2
+    return 0
+
+
+def _parse_arguments(arguments: Sequence[str] | None) -> HostedVllm:
+    parser = argparse.ArgumentParser(prog="dovetail engine vllm", description=__doc__)
+    add = parser.add_argument
+    add("model", help="folder or hub id of the model")
+    add("--listen", default="127.0.0.1:8100", metavar="HOST:PORT")
+    add("--api-key", help=f"key of the clients; better in the environment, as {KEY_VARIABLE}")
+    add("--tls-cert-path", type=Path, help="certificate, with its chain, in PEM")
+    add("--tls-key-path", type=Path, help="its key, if it is in another file")
+    add("--no-tls", action="store_true", help="listen on other interfaces without TLS")
+    add("--engine-option", action="append", default=[], metavar="NAME=VALUE")
+    parsed = parser.parse_args(arguments)
+    key = (parsed.api_key or os.environ.get(KEY_VARIABLE, "")).strip()
+    if not key:
+        raise ValueError(f"a key is required: set {KEY_VARIABLE}")
+    host, _, port = parsed.listen.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise ValueError(f"--listen must be HOST:PORT, got {parsed.listen}")
+    host = host.strip("[]")
+    if not (_is_loopback(host) or parsed.tls_cert_path or parsed.no_tls):
+        raise ValueError("--tls-cert-path is required on this address; --no-tls disables TLS")
+    options = dict(_parse_option(text) for text in parsed.engine_option)
+    listen = ListenOptions(host, int(port), key, parsed.tls_cert_path, parsed.tls_key_path)
+    return HostedVllm(parsed.model, options, listen)
+
+
+def _parse_option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError(f"--engine-option must be NAME=VALUE, got {text}")
+    return name.replace("-", "_"), value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
