@@ -21,7 +21,6 @@ from benchmarks.frontend.servers import (
     dynamo_frontend,
     model_folder,
     steps_frontend,
-    tiny_qwen3,
     vllm_frontend,
 )
 from dovetail_tokenizers import load_tokenizer
@@ -129,7 +128,7 @@ class Bench:
 
     def measure_embedded(self, scratch: Path) -> None:
         """Measure the embedded vLLM and vLLM's API server with the same model."""
-        embedded.compare(self.found.costs, tiny_qwen3(scratch / "small"), scratch, self.rounds)
+        embedded.compare(self.found.costs, scratch, self.rounds)
 
 
 def main(arguments: list[str] | None = None) -> int:

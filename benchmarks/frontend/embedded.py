@@ -15,6 +15,7 @@ from tools.running import NAME, PARSERS, VLLM, VLLM_PYTHON, vllm
 
 # isort: split
 from server_process import served
+from tiny_qwen3 import tiny_qwen3
 from vllm_environment import ENVIRONMENT
 
 from benchmarks.frontend import client
@@ -30,9 +31,10 @@ ARGUMENTS = ("dtype=float32", "enforce_eager=true", "block_size=32", "max_num_se
 CUE = "Continue this text for as long as you can."
 
 
-def compare(costs: Costs, model: Path, scratch: Path, rounds: int) -> None:
+def compare(costs: Costs, scratch: Path, rounds: int) -> None:
     """Measure both, one after the other: two engine cores would share the CPU."""
     os.environ.setdefault(VLLM_PYTHON, str(VLLM))
+    model = tiny_qwen3(scratch / "small")
     for start in (_embedded, _api_server):
         with start(model, scratch) as frontend:
             _run(frontend, 8)  # the first requests compile and allocate

@@ -89,8 +89,8 @@ def steps_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator
     script = write_ids(parts, author, END, scratch / "step-ids.json")
     counter = scratch / "step-tokens"
     counter.write_bytes(bytes(8))
-    engine = ("--engine", STEP_ENGINE, "--engine-option", f"script={script}")
-    engine += ("--engine-option", f"counter={counter}", "--served-model-name", NAME)
+    engine = ["--engine", STEP_ENGINE, "--engine-option", f"script={script}"]
+    engine += ["--engine-option", f"counter={counter}", "--served-model-name", NAME]
     limit = ("--max-concurrent-requests", str(MAX_STREAMS))
     with (
         counter.open("r+b") as file,

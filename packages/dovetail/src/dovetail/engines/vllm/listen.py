@@ -96,7 +96,7 @@ async def _wait(process: VllmProcess, stopping: asyncio.Event) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and serve. Errors are printed as one line."""
-    configure_logging("text", "info")
+    configure_logging("logfmt", "info")
     try:
         asyncio.run(run_engine(_parse_arguments(arguments)))
     except (EngineUnavailable, EngineSetupError, ValueError, OSError) as error:
