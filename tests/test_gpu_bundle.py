@@ -27,7 +27,7 @@ MODULES = (
     "dovetail.cli.serve",
     "dovetail.cli.worker",
     "dovetail.demo.session",
-    "dovetail.engines.transformers",
+    "dovetail.engines.transformers.engine",
     "dovetail.http.app",
     "dovetail.http.websocket.protocol",
     "dovetail.server.build",

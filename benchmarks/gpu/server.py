@@ -22,7 +22,8 @@ from benchmarks.gpu.claude import MODEL, session_id
 from benchmarks.gpu.process_commands import Serve
 from benchmarks.gpu.scripted_engine import Notebook, Script, ScriptedOutputEngine
 from benchmarks.gpu.sessions import make_session
-from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.http.app import App
 from dovetail.http.options import build_http_options
 from dovetail.models.loader import Model, load_model

@@ -22,7 +22,7 @@ ENGINES: Mapping[str, str] = {
     "llamacpp": "dovetail.engines.llamacpp:create",
     "scripted": "dovetail.engines.scripted:create",
     "sglang": "dovetail.engines.sglang:create",
-    "transformers": "dovetail.engines.transformers:create",
+    "transformers": "dovetail.engines.transformers.engine:create",
     "vllm": "dovetail.engines.vllm.embedded:create",
 }
 

@@ -12,9 +12,10 @@ import pytest
 from torch_environment import PYTHON, build, need_torch
 
 from dovetail.engines.engine import EngineRequest
+from dovetail.engines.steps.process import package_roots
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers import TransformersEngine, TransformersOptions
-from dovetail.engines.transformers.process import package_roots
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
 from dovetail_model import EngineUnavailable, Sampling
 
 pytestmark = pytest.mark.transformers

@@ -19,7 +19,6 @@ from torch_environment import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.child import grammar as module
 from dovetail.engines.transformers.child.grammar import (
     GrammarCompiler,
@@ -27,6 +26,8 @@ from dovetail.engines.transformers.child.grammar import (
     tokenizer_vocab_size,
 )
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.models.loader import load_model
 from dovetail_model import (
     ClientError,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch_environment import PYTHON, need_torch
 
-from dovetail.engines.transformers.process import package_roots
+from dovetail.engines.steps.process import package_roots
 
 pytestmark = pytest.mark.transformers
 

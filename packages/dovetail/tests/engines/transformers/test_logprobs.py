@@ -28,7 +28,6 @@ from torch_environment import PYTHON, ForwardProcess, forward, need_torch
 
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers import TransformersEngine, TransformersOptions
 from dovetail.engines.transformers.child.batch_sampler import (
     LOGPROB_ROWS_UNIT,
     LOGPROBS,
@@ -37,6 +36,8 @@ from dovetail.engines.transformers.child.batch_sampler import (
     required_steps,
 )
 from dovetail.engines.transformers.child.sampling_params import SamplingParams
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

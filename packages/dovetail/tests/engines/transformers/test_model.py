@@ -23,7 +23,8 @@ from torch_environment import PYTHON, WINDOW, build, need_torch
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers import TransformersEngine, TransformersOptions
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.options import TransformersOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore

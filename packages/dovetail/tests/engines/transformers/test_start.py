@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from array import array
 from contextlib import aclosing
 from pathlib import Path
@@ -20,44 +21,45 @@ from scripted_fixture import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
+from dovetail.engines.steps.process import package_roots
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.transformers import TransformersEngine
 from dovetail.engines.transformers.child.sampling_params import SamplingDefaults
-from dovetail.engines.transformers.process import last_error_line, package_roots
-from dovetail.net.http_client import ClientRequest, Endpoint, fetch
+from dovetail.engines.transformers.engine import TransformersEngine
+from dovetail.engines.transformers.process import last_error_line
 from dovetail_model import ContextOverflow, EngineUnavailable, Sampling
 
 FAKE_CHILD = f"""\
 #!{sys.executable}
-import json, os, sys, threading
-config = json.loads(sys.stdin.buffer.readline())
-threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(0)), daemon=True).start()
-sys.path[:0] = config["paths"]
+import json, runpy, sys, types
 from pathlib import Path
 from dovetail.engines.scripted import ScriptedEngine, parse_script
-from dovetail.net.listener import ListenAddress, open_listener, serve_app
-from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import CompletionModel
+from dovetail.engines.steps.messages import describe_engine
 from dovetail_tokenizers import ByteTokenizer
 
-def die():
-    print("torch.OutOfMemoryError: CUDA out of memory.", file=sys.stderr, flush=True)
-    os._exit(1)
+class FakeEngine(ScriptedEngine):
+    async def health(self):
+        state = await super().health()
+        if not state.ready:
+            print("torch.OutOfMemoryError: CUDA out of memory.", file=sys.stderr, flush=True)
+        return state
 
-folder = Path(config["model"])
-tokenizer = ByteTokenizer({CONTROLS!r})
-engine = ScriptedEngine(tokenizer, parse_script((folder / "script.yaml").read_text()))
-model = CompletionModel((folder.name,), tokenizer, ({END},), 100)
-app = CompletionsServer(
-    engine, model, api_key=config["key"], stream_batches=engine.generate_batches, on_engine_dead=die
-)
-path = config["socket"] and Path(config["socket"])
-listener, address = open_listener(ListenAddress(port=0, path=path))
-facts = {{"device": "none", "config": json.dumps(config["options"])}}
-print(json.dumps({{
-    "address": address, "context_length": 100, "cached_tokens": True, "facts": facts
-}}), flush=True)
-serve_app(app, listener)
+    def describe(self):
+        return self.description
+
+def load(config):
+    folder = Path(config["model"])
+    tokenizer = ByteTokenizer({CONTROLS!r})
+    engine = FakeEngine(tokenizer, parse_script((folder / "script.yaml").read_text()))
+    facts = {{"device": "none", "config": json.dumps(config["options"])}}
+    engine.description = describe_engine(
+        "transformers", engine.capabilities, context_length=100, facts=facts
+    )
+    return engine
+
+module = types.ModuleType("dovetail.engines.transformers.child.server")
+module.load = load
+sys.modules[module.__name__] = module
+runpy.run_path(sys.argv[2], run_name="__main__")
 """
 
 
@@ -98,8 +100,14 @@ def text_of(deltas: list[TokenDelta]) -> str:
     return TOKENIZER.decode([id for delta in deltas for id in delta.ids])
 
 
+def sockets() -> list[Path]:
+    """Return the sockets of engines in the folder of temporary files."""
+    return list(Path(tempfile.gettempdir()).glob("dovetail-*/engine.sock"))
+
+
 @pytest.mark.parametrize("tcp", [False, True])
-def test_start_generate_stop(tmp_path: Path, tcp: bool) -> None:
+def test_start_generate_stop(tmp_path: Path, tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     fake = fake_engine(tmp_path, "[{text: hello}]", tcp=tcp)
 
     async def main() -> None:
@@ -114,22 +122,18 @@ def test_start_generate_stop(tmp_path: Path, tcp: bool) -> None:
         assert fake.capabilities.cached_tokens
         deltas = await collect(fake, make_request("x" * 40))
         assert text_of(deltas) == "hello<|end|>"
-        assert (deltas[-1].finish, deltas[-1].cached) == ("stop", 0)
-        assert (await collect(fake, make_request("x" * 40)))[-1].cached == 32
+        assert (deltas[-1].finish, deltas[0].cached) == ("stop", 0)
+        assert (await collect(fake, make_request("x" * 40)))[0].cached == 32
         health = await fake.health()
         assert health.ready
         assert health.facts is not None
         assert (health.facts["running"], health.facts["device"]) == (0, "none")
         with pytest.raises(ContextOverflow):
             await collect(fake, make_request("x" * 100))
-        assert fake.endpoint is not None
-        assert (fake.endpoint.socket is None) == tcp
-        plain = Endpoint(fake.endpoint.host, fake.endpoint.port, fake.endpoint.socket)
-        assert (await fetch(plain, ClientRequest("GET", "/v1/models")))[0] == 401
+        assert bool(sockets()) != tcp
         await fake.stop()
         assert not (await fake.health()).ready
-        if plain.socket is not None:
-            assert not Path(plain.socket).parent.exists()
+        assert not sockets()
 
     asyncio.run(main())
 

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from batching_manager import Manager, engine, output
-from scripted_fixture import END, TOKENIZER
+from step_fixture import served
 from token_fixture import counting
 
-from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import CompletionModel
-from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import EngineRequest, TokenDelta
-from dovetail.net.http_client import Endpoint
-from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
 
 PYTHON_CALLS = 9  # per token; 6 when this was written
 ALL_CALLS = 15  # including calls of C functions; 9 when this was written
@@ -82,16 +76,9 @@ def test_calls_per_token_from_the_library_to_the_socket(tmp_path: Path, before: 
         assert sink.ids == [*output_ids, 9]
 
     async def main() -> None:
-        model = CompletionModel(("m",), TOKENIZER, (END,), 10_000)
-        listener, _ = open_listener(ListenAddress(path=tmp_path / "s"))
-        server = uvicorn.Server(uvicorn_config(CompletionsServer(engine(manager), model)))
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        client = CompletionsClient(Endpoint(socket=str(tmp_path / "s")), "m", binary_prompt=True)
         sink = ClientSink()
         request = EngineRequest("r", array("I", [1, 2]), 5_000, stop_ids=frozenset({9}))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60), served(engine(manager), tmp_path) as client:
             await asyncio.gather(client.generate(request, sink), check(sink))
-            server.should_exit = True
-            await serving
 
     asyncio.run(main())

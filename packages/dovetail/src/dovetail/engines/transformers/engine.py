@@ -1,39 +1,25 @@
-"""transformers as a token engine: the model runs in a child process that serves vLLM's protocol."""
+"""transformers as a token engine: the model runs in a child process, over the step protocol."""
 
 import json
-import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from dovetail.engines.completions.client import CompletionsClient
-from dovetail.engines.engine import (
-    EngineCapabilities,
-    EngineHealth,
-    EngineRequest,
-    TokenSink,
-    check_prompt_length,
-)
-from dovetail.engines.timeouts import HEALTH_TIMEOUTS
-from dovetail.engines.transformers.options import TransformersOptions
-from dovetail.engines.transformers.process import TransformersChildReady, TransformersProcess
-from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
-from dovetail_model import DovetailError, EngineUnavailable
+import msgspec
+
+from dovetail.engines.registry import EngineSetup, EngineSetupError, parse_options
+from dovetail.engines.steps.engine import ChildEngine
+from dovetail.engines.transformers.options import TransformersChildConfig, TransformersOptions
+from dovetail.engines.transformers.process import TransformersProcess
 from dovetail_tokenizers import Tokenizer
 
-#: The child sends no data while it prefills a long prompt.
-GENERATE_TIMEOUTS = Timeouts(connect=10.0, read=600.0)
-_METRIC_PATTERN = re.compile(rb"^vllm:num_requests_(running|waiting)\S* (\d+)", re.M)
 
-
-class TransformersEngine:
+class TransformersEngine(ChildEngine):
     """The engine for one folder of weights.
 
     The context length is the model's, or the largest that fits into memory. The capabilities are
     known when the model is loaded. Without a `tokenizer`, the tokens of logprobs are identified by
     their ids.
     """
-
-    name = "transformers"
 
     def __init__(
         self,
@@ -43,90 +29,22 @@ class TransformersEngine:
         context_length: int | None = None,
         options: TransformersOptions | None = None,
     ) -> None:
-        self._folder = folder
-        self._tokenizer = tokenizer
-        self._requested_context_length = context_length
-        self._options = options or TransformersOptions()
-        self._process = TransformersProcess(self._options)
-        self._endpoint: Endpoint | None = None
-        self._client: CompletionsClient | None = None
-        self._ready: TransformersChildReady | None = None
-        length = context_length or read_context_length(folder)
-        self.capabilities = EngineCapabilities(context_length=length, local=True)
-
-    @property
-    def endpoint(self) -> Endpoint | None:
-        """The address of the process, with its key; None if it is not running."""
-        return self._endpoint
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process that runs the model."""
-        return self._process.pid
+        options = options or TransformersOptions()
+        config = TransformersChildConfig(str(folder), context_length, options)
+        super().__init__(
+            "transformers",
+            partial(TransformersProcess, folder, options),
+            msgspec.to_builtins(config),
+            tokenizer,
+            context_length=context_length or read_context_length(folder),
+            tcp=options.tcp,
+        )
 
     async def start(self) -> None:
         """Load the model in a child process."""
-        if self._endpoint is not None:
-            return
-        self._process = TransformersProcess(self._options)
-        endpoint, ready = await self._process.start(self._folder, self._requested_context_length)
-        self.capabilities = EngineCapabilities(
-            constraints=ready.constraints,
-            sampling=frozenset(ready.sampling),
-            logprobs=ready.logprobs,
-            cached_tokens=ready.cached_tokens,
-            context_length=ready.context_length,
-            local=True,
-        )
-        name = self._folder.resolve().name
-        self._client = CompletionsClient(
-            endpoint,
-            name,
-            server_name="transformers",
-            timeouts=GENERATE_TIMEOUTS,
-            binary_prompt=True,
-            tokenizer=self._tokenizer,
-        )
-        self._endpoint, self._ready = endpoint, ready
-
-    async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive.
-
-        Cancelling closes the connection, which aborts the generation.
-        """
-        client, process = self._client, self._process
-        if client is None:
-            raise EngineUnavailable("the engine 'transformers' is not running")
-        check_prompt_length(request, self.capabilities.context_length)
-        try:
-            await client.generate(request, sink)
-        except EngineUnavailable as fault:
-            await process.raise_exit_error(fault)
-
-    async def health(self) -> EngineHealth:
-        """Return whether the process responds, and how many generations run and wait there."""
-        endpoint, ready = self._endpoint, self._ready
-        if endpoint is None or ready is None:
-            return EngineHealth(False, "not started")
-        if not self._process.alive:
-            return EngineHealth(False, self._process.describe_exit())
-        try:
-            status, _ = await fetch(
-                endpoint, ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
-            )
-            _, text = await fetch(
-                endpoint, ClientRequest("GET", "/metrics", timeouts=HEALTH_TIMEOUTS)
-            )
-        except DovetailError as error:
-            return EngineHealth(False, error.message)
-        facts: dict[str, Any] = {**ready.facts}
-        facts.update((name.decode(), int(value)) for name, value in _METRIC_PATTERN.findall(text))
-        return EngineHealth(status == 200, "" if status == 200 else f"status {status}", facts)
-
-    async def stop(self) -> None:
-        """Stop the process, which ends all running generations."""
-        self._endpoint = self._client = None
-        await self._process.stop()
+        assert isinstance(self._process, TransformersProcess)
+        self._process.check_installed()
+        await super().start()
 
 
 def read_context_length(folder: Path) -> int | None:
@@ -137,3 +55,24 @@ def read_context_length(folder: Path) -> int | None:
         return None
     length = (config.get("text_config") or config).get("max_position_embeddings")
     return length if isinstance(length, int) else None
+
+
+def create(setup: EngineSetup) -> TransformersEngine:
+    """Create the engine for a folder of weights in the Hugging Face layout."""
+    if setup.model is None or not (setup.model / "config.json").is_file():
+        raise EngineSetupError(_missing_weights_message(setup.model))
+    return TransformersEngine(
+        setup.model,
+        setup.tokenizer,
+        context_length=setup.context_length,
+        options=parse_options(setup.options, TransformersOptions),
+    )
+
+
+def _missing_weights_message(path: Path | None) -> str:
+    wanted = "the engine 'transformers' requires a folder with config.json and weights"
+    if path is None:
+        return wanted
+    if not path.exists():
+        return f"{wanted}, but {path} does not exist"
+    return f"{wanted}, but {path} is a {'folder without them' if path.is_dir() else 'file'}"

@@ -43,11 +43,8 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class TransformersChildConfig(msgspec.Struct, frozen=True):
-    """The model, where to listen, and additional import paths of the child."""
+    """The model, its context length if it is set, and the options."""
 
     model: str
-    key: str
-    socket: str | None = None
     context_length: int | None = None
     options: TransformersOptions = TransformersOptions()
-    paths: tuple[str, ...] = ()

@@ -167,13 +167,17 @@ class BatchingEngine:
         request_id = manager.add_request(
             request.prompt.tolist(),
             request_id=name,
-            max_new_tokens=request.max_tokens,
+            max_new_tokens=min(request.max_tokens, self._room(request)),
             streaming=True,
             **arguments,
         )
         if request_id is None:
             self._forget(name)
             raise EngineUnavailable("the generation loop does not accept requests")
+
+    def _room(self, request: EngineRequest) -> int:
+        """Return the tokens that the context window leaves for the output."""
+        return max(1, (self.capabilities.context_length or 0) - len(request.prompt))
 
     def _cancel(self, name: str) -> None:
         self._manager.cancel_request(name)
