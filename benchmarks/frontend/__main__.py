@@ -81,9 +81,9 @@ class Bench:
         """Measure an engine behind the step protocol, next to the same frontends as before."""
         chosen = (*cases.IN_STEP, cases.TURNS)
         with steps_frontend(list(self._parts.values()), self._author, self._scratch) as ours:
-            beside = [ours, *self._frontends[1:]]
-            rounds.drive(self.found.costs, beside, chosen, self.rounds, self._scale)
-            rounds.frames(self.found.costs, beside, cases.IN_STEP)
+            servers = [ours, *self._frontends[1:]]
+            rounds.drive(self.found.costs, servers, chosen, self.rounds, self._scale)
+            rounds.frames(self.found.costs, servers, cases.IN_STEP)
 
     def _latency(self) -> None:
         for _ in range(self.rounds):

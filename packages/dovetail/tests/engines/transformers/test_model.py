@@ -150,7 +150,7 @@ def test_cached_prefix_is_reported(bench: Bench) -> None:
     async def scene() -> list[int | None]:
         first = await bench.generate(make_request(fresh))
         longer = await bench.generate(make_request([*fresh, *all_ids(first)]))
-        return [first[-1].cached, longer[-1].cached]
+        return [first[0].cached, longer[0].cached]
 
     assert bench.engine.capabilities.cached_tokens
     cold, warm = bench.run(scene())
