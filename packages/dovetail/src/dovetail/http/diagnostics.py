@@ -1,13 +1,18 @@
 """Reports to the client: what it sent or requested that has no effect, and tolerated output.
 
 Findings before the response starts are in the header `x-dovetail-diagnostics`. Later findings are
-comments of the event stream, which all clients skip: `: x-dovetail-diagnostics: CODE, CODE`.
+comments of the event stream, which all clients skip: `: x-dovetail-diagnostics: CODE, CODE`. Over a
+WebSocket, both are messages of a type of their own.
 """
 
 import re
 
+import msgspec
+
 DIAGNOSTICS_HEADER = "x-dovetail-diagnostics"
 _COMMENT = f": {DIAGNOSTICS_HEADER}: "
+_MESSAGE_TYPE = "dovetail.diagnostics"
+_SEPARATOR = ", "
 
 MAX_NOTES = 64  # clients choose the names of ignored fields, and proxies limit headers
 _MAX_NOTE_CHARS = 96
@@ -44,8 +49,20 @@ class ResponseDiagnostics:
         if self._dropped:
             notes.append(f"more:{self._dropped}")
             self._dropped = 0
-        return ", ".join(notes)
+        return _SEPARATOR.join(notes)
 
     def comment(self) -> bytes:
         """Return the notes that are not reported yet, as a comment of an event stream."""
         return f"{_COMMENT}{self.header_value()}\n\n".encode()
+
+
+def read_comment(frame: bytes) -> str | None:
+    """Return the notes in a comment of an event stream; None if it has none."""
+    prefix = _COMMENT.encode()
+    return frame.removeprefix(prefix).decode() if frame.startswith(prefix) else None
+
+
+def encode_message(notes: str) -> bytes:
+    """Encode notes, the value of a header or of a comment, as a message of a WebSocket."""
+    codes = notes.split(_SEPARATOR) if notes else []
+    return msgspec.json.encode({"type": _MESSAGE_TYPE, "codes": codes})

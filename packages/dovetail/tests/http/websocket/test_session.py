@@ -237,3 +237,33 @@ def test_keep_alives_are_events() -> None:
                 assert (await event(socket))["type"] == "response.in_progress"
 
     run(scene)
+
+
+def test_findings_are_messages() -> None:
+    """Those of the header come before the events, later ones between them."""
+    broken = '<tool_call>\n{"name": "look_up", "arguments": {"a": "\n"}}\n</tool_call>'
+
+    async def scene() -> None:
+        async with serving() as stage:
+            stage.engine.plan = stage.engine.script("Hello. " + broken)
+            client = stage.openai()
+            params: dict[str, Any] = {"model": NAME, "input": "Hi", "tools": TOOLS, "store": False}
+            seen: list[Any] = []
+            async with client.responses.connect() as connection:
+                request: Any = {"type": "response.create", **params, "of_tomorrow": 1}
+                await connection.send(request)
+                async for one in connection:
+                    seen.append(one.to_dict())
+                    if one.type == "response.completed":
+                        break
+            notes = [one for one in seen if one["type"] == "dovetail.diagnostics"]
+            assert notes == [
+                {"type": "dovetail.diagnostics", "codes": ["ignored:of_tomorrow"]},
+                {"type": "dovetail.diagnostics", "codes": ["control_character_in_string"]},
+            ]
+            assert seen.index(notes[0]) == 0
+            async with socket_to(stage) as socket:
+                sent = await request_response(socket, stream_id="lane", of_tomorrow=1)
+            assert sent[0] == notes[0] | {"stream_id": "lane"}
+
+    run(scene)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from dovetail.http.diagnostics import encode_message, read_comment
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE
 from dovetail_model import InvalidRequest, Unsupported
 
@@ -134,7 +135,7 @@ _ERROR_HEADERS = ("retry-after", "x-ratelimit-", "x-request-id")
 
 
 def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
-    """Convert complete frames of an event stream to messages. Comments are dropped.
+    """Convert complete frames of an event stream to messages. Comments without notes are dropped.
 
     `suffix` replaces the closing brace of each JSON object, to add the stream id.
     """
@@ -142,13 +143,20 @@ def split_messages(frames: bytes, suffix: bytes = b"") -> list[bytes]:
     for frame in frames.split(b"\n\n"):
         at = frame.find(_DATA)
         if at < 0:
+            if (notes := read_comment(frame)) is not None:
+                messages.append(add_stream_id(encode_message(notes), suffix))
             continue
         data = frame[at + len(_DATA) :]
         if not data.startswith(_TYPE_FIELD):  # the type is only in the name of the event
             name = frame[:at].removeprefix(_EVENT)
             data = _TYPE_FIELD + msgspec.json.encode(name.decode()) + b"," + data[1:]
-        messages.append(data[:-1] + suffix if suffix else data)
+        messages.append(add_stream_id(data, suffix))
     return messages
+
+
+def add_stream_id(message: bytes, suffix: bytes) -> bytes:
+    """Replace the closing brace of a message by the suffix of its stream, if there is one."""
+    return message[:-1] + suffix if suffix else message
 
 
 def single_message(frames: bytes) -> bytes | None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
+from dovetail.http.diagnostics import DIAGNOSTICS_HEADER, encode_message
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.memory import request_memory
 from dovetail.http.options import WebSocketOptions
@@ -14,6 +15,7 @@ from dovetail.http.websocket.messages import (
     MIN_LARGE_MESSAGE_BYTES,
     RawHeaders,
     WebSocketRequest,
+    add_stream_id,
     decode_message,
     encode_error_message,
     encode_stream_suffix,
@@ -38,6 +40,7 @@ _HANDSHAKE_HEADERS = frozenset(
         *("x-request-id", "x-codex-turn-metadata", "traceparent", "tracestate"),
     }
 )
+_DIAGNOSTICS_HEADER = DIAGNOSTICS_HEADER.encode()
 _METADATA_HEADERS = ("traceparent", "tracestate")
 #: Raised by servers when a message is sent to a closed connection.
 CLOSED_ERRORS = (OSError, RuntimeError)
@@ -84,6 +87,8 @@ class WebSocketResponseAdapter:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
             self._is_stream = is_event_stream(self._status, self._headers)
+            if self._is_stream:
+                await self._send_messages(self._diagnostics())
             return
         body: bytes = message.get("body", b"")
         if self._is_stream:
@@ -95,6 +100,14 @@ class WebSocketResponseAdapter:
             await self._send_messages(
                 [encode_error_message(self._status, self._headers, content, self._stream_suffix)]
             )
+
+    def _diagnostics(self) -> list[bytes]:
+        """Return a message with the notes that are in the header of an HTTP response."""
+        return [
+            add_stream_id(encode_message(value.decode("latin-1")), self._stream_suffix)
+            for name, value in self._headers
+            if name == _DIAGNOSTICS_HEADER
+        ]
 
     async def _send_messages(self, messages: Iterable[bytes]) -> None:
         """Send messages. As with HTTP, sending to a disconnected client is not an error."""
