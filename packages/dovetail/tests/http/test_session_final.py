@@ -1,7 +1,9 @@
 """`x-dynamo-session-final`: the request after which nothing is held for its session."""
 
+from pathlib import Path
 from typing import Any
 
+from background_fixture import two_workers
 from http_fixture import NAME, Reply, Stage, run, serving
 
 BODY: dict[str, Any] = {
@@ -45,5 +47,19 @@ def test_session_that_is_final_from_the_start() -> None:
             for _ in range(2):
                 reply = await _send(stage, "one", x_dynamo_session_final="1")
                 assert reply.headers["x-dovetail-prefix-reason"] == "first"
+
+    run(scene)
+
+
+def test_other_workers_release_the_session_too(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with two_workers(tmp_path) as (first, second):
+            for session in ("one", "other"):
+                await _send(second, session)
+            await _send(first, "one", x_dynamo_session_final="true")
+            await first.app.service.release_in_peers.__self__.close()  # type: ignore[attr-defined]
+            reply = await _send(second, "one")
+            assert reply.headers["x-dovetail-prefix-reason"] == "first"
+            assert "x-dovetail-prefix-reason" not in (await _send(second, "other")).headers
 
     run(scene)

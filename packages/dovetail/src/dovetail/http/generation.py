@@ -259,6 +259,9 @@ class GenerationEndpoint:
             tracker.on_error(error, error_status(error, codec))
             frames = errors.encode(request, error, new_id, time.time)
             await _send_whole_stream(exchange, tracker, frames)
+        finally:
+            if request.identity.final:
+                self._service.release_in_peers(request.identity)
 
     async def _run(
         self,

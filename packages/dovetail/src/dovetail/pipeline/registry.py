@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -22,6 +22,7 @@ from dovetail.pipeline.guided_decoding import (
 )
 from dovetail.pipeline.preparation import PreparedRequest, RequestPreparer
 from dovetail.pipeline.recovery import NO_RECOVERY, RecoveryPolicy
+from dovetail.pipeline.session_keys import named_session_key
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.responses.conversations import ConversationStore
 from dovetail.responses.memory import MemoryResponseBackend
@@ -31,7 +32,7 @@ from dovetail.server_tools.replay import restore_results
 from dovetail.server_tools.resolution import ServerToolResolver
 from dovetail.server_tools.runner import ServerTools
 from dovetail.storage.faults import StoreFaults
-from dovetail_model import NotFound, Request, Sampling
+from dovetail_model import Identity, NotFound, Request, Sampling
 from dovetail_protocols import DecodeCache
 
 DEFAULT_CONTEXT_TOKENS = 1 << 20  # if neither the model nor the engine reports a length
@@ -255,6 +256,7 @@ class ModelRegistry:
     `conversations`: the stored conversations.
     `store_faults`: the failures of the stores.
     `server_tools`: runs server tools; None if the server runs none.
+    `release_in_peers`: lets the other worker processes release a session that has ended.
     """
 
     def __init__(
@@ -273,6 +275,7 @@ class ModelRegistry:
         ]
         self.memory = DecodeCache()
         self.server_tools = server_tools
+        self.release_in_peers: Callable[[Identity], None] = lambda identity: None
         kinds = frozenset() if server_tools is None else server_tools.kinds
         self._tool_resolver = ServerToolResolver(kinds)
         self._aliases = dict(aliases or {})
@@ -286,6 +289,13 @@ class ModelRegistry:
             if name not in self._by_name:
                 known = ", ".join(self._by_name)
                 raise ValueError(f"the alias {alias!r} refers to {name!r}; served models: {known}")
+
+    def release_session(self, identity: Identity) -> None:
+        """Discard what is held for a session that has ended, of all models."""
+        for entry in self.entries:
+            if isinstance(entry, TokenModel):
+                entry.preparer.release_session(identity)
+                entry.engine.release_session(named_session_key(identity))
 
     def find(self, name: str) -> ModelEntry:
         """Find a model by its own name, an alias, or an alias with wildcards."""

@@ -132,8 +132,13 @@ class ReplicaPool:
             with replica.track_request():
                 await replica.engine.generate(request, sink)
         finally:
-            if request.ends_session and request.session is not None:
-                self._session_homes.pop(request.session)
+            if request.ends_session:
+                self.release_session(request.session)
+
+    def release_session(self, session: str | None) -> None:
+        """Discard the home of a session that has ended."""
+        if session is not None:
+            self._session_homes.pop(session)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
         """Prefill a prompt before its request arrives.

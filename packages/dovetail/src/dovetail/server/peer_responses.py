@@ -1,4 +1,4 @@
-"""Requests between the worker processes of a server about stored and running responses."""
+"""Requests between the worker processes of a server about responses and ended sessions."""
 
 import asyncio
 from collections import Counter
@@ -16,13 +16,14 @@ from dovetail.server.worker_peers import (
     WorkerPeers,
     await_first_frame,
 )
-from dovetail_model import RateLimited
+from dovetail_model import Identity, RateLimited
 
 MAX_FOLLOWED_STREAMS = 256  # streams of other workers that one process relays
 MAX_FOLLOWED_PER_TENANT = 64
+MAX_PENDING_RELEASES = 256  # further sessions are released when their space is needed
 CANCEL_TIMEOUT_SECONDS = 30.0  # until a cancelled run has ended
 
-FOLLOW, CANCEL, FORGET = "follow", "cancel", "forget"
+FOLLOW, CANCEL, FORGET, RELEASE = "follow", "cancel", "forget", "release"
 
 
 @asynccontextmanager
@@ -39,11 +40,33 @@ async def join_peers(
     app.render_metrics = WorkerMetrics(app.metrics.registry, peers).render
     app.background.peers = _PeerResponses(peers, max_followed_streams)
     _PeerRequestHandlers(app).register(peers)
+    sessions = _PeerSessions(peers)
+    app.service.release_in_peers = sessions.release
     await peers.open()
     try:
         yield
     finally:
+        await sessions.close()
         await peers.close()
+
+
+class _PeerSessions:
+    """Let the other workers release sessions that have ended. No response waits for them."""
+
+    def __init__(self, peers: WorkerPeers) -> None:
+        self._peers = peers
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def release(self, identity: Identity) -> None:
+        if not identity.session or len(self._tasks) >= MAX_PENDING_RELEASES:
+            return
+        request = PeerRequest(RELEASE, identity.tenant, identity.session)
+        task: asyncio.Task[object] = asyncio.create_task(self._peers.request_all(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class _PeerResponses:
@@ -108,6 +131,7 @@ class _PeerRequestHandlers:
         peers.register(FOLLOW, self._follow)
         peers.register(CANCEL, self._cancel)
         peers.register(FORGET, self._forget)
+        peers.register(RELEASE, self._release)
 
     async def _follow(self, request: PeerRequest) -> AsyncGenerator[bytes]:
         frames = self._app.background.find_frames(request.key)
@@ -126,4 +150,9 @@ class _PeerRequestHandlers:
 
     async def _forget(self, request: PeerRequest) -> AsyncGenerator[bytes]:
         await self._app.forget_response(request.key)
+        yield b""
+
+    async def _release(self, request: PeerRequest) -> AsyncGenerator[bytes]:
+        identity = Identity(tenant=request.tenant, session=request.id)
+        self._app.service.release_session(identity)
         yield b""
