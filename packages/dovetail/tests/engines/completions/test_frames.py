@@ -55,6 +55,17 @@ def read(*batches: list[bytes], **fields: Any) -> list[TokenDelta]:
 
 STREAMS: list[tuple[str, list[list[bytes]], list[TokenDelta]]] = [
     (
+        "as vLLM's Rust frontend: an empty first frame, and the finish in a frame of its own",
+        [
+            [choice([])],
+            [choice([7])],
+            [choice([9])],
+            [choice([], "stop", stop_reason=9)],
+            [usage(generated=2)],
+        ],
+        [TokenDelta([7]), TokenDelta([9]), TokenDelta([], finish="stop")],
+    ),
+    (
         "one by one",
         [[choice([7])], [choice([8], "stop")], [usage(generated=2, cached=2)]],
         [TokenDelta([7]), TokenDelta([8], finish="stop", cached=2)],

@@ -70,6 +70,7 @@ class CompletionFrameReader:
         "_cached_reported",
         "_count",
         "_finish",
+        "_last_id",
         "_pending_ids",
         "_pending_logprobs",
         "_request",
@@ -85,6 +86,7 @@ class CompletionFrameReader:
         self._tokenizer = tokenizer
         self._count = 0
         self._finish: Literal["stop", "length"] | None = None
+        self._last_id: int | None = None
         self._pending_ids: list[int] = []
         self._pending_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
@@ -145,6 +147,8 @@ class CompletionFrameReader:
         else:
             self._pending_ids = ids
         self._count += len(ids)
+        if ids:
+            self._last_id = ids[-1]
         if choice.logprobs is not None:
             count = self._request.sampling.logprobs or 0
             self._pending_logprobs += _to_token_logprobs(choice.logprobs, count, self._token_text)
@@ -162,8 +166,10 @@ class CompletionFrameReader:
         if reason != "length" and reason != "stop":
             raise self._finish_reason_error(reason)
         self._finish = "length" if reason == "length" else "stop"
-        if isinstance(stop, int) and (not self._pending_ids or self._pending_ids[-1] != stop):
-            self._pending_ids.append(stop)  # some servers report it only here, not in the ids
+        # vLLM's Rust frontend finishes in a frame of its own: the stop token may be in an earlier
+        # one. Some servers report it only here, not in the ids.
+        if isinstance(stop, int) and self._last_id != stop:
+            self._pending_ids.append(stop)
 
     def _finish_reason_error(self, reason: str) -> DovetailError:
         if reason == "abort":
