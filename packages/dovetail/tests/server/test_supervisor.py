@@ -8,28 +8,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
-import uvicorn
 from http_fixture import StageEngine, tiny_model
 from ledger_entries import turn
 from prometheus_client import Gauge
 
-from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import CompletionModel
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenEngine
-from dovetail.engines.hosted import HOSTED_MODEL_NAME, HostedEngine, HostedOptions, describe_engine
+from dovetail.engines.hosted import HostedEngine, HostedOptions, describe_hosted
 from dovetail.engines.registry import EngineSetup, create_engine
+from dovetail.engines.steps.messages import describe_engine
+from dovetail.engines.steps.server import StepServer
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
-from dovetail.net.listener import ListenAddress, open_listener, uvicorn_config
+from dovetail.net.listener import ListenAddress, open_listener
 from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
 from dovetail.server.process import ManagedProcess, notify
 from dovetail.server.worker_peers import WorkerMetrics, WorkerPeers
 from dovetail.telemetry.metrics import Metrics
-from dovetail_model import EngineUnavailable
+from dovetail_model import EngineError, EngineUnavailable
 
 SESSIONS = [f"session {at}" for at in range(200)]
 
@@ -78,17 +76,17 @@ def test_hosted_engine_behaves_like_the_engine(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
         stage.plan = stage.script("Hello.", cached=3)
-        async with hosted(stage, tmp_path / "s") as (engine, host):
+        async with hosted(stage, tmp_path / "s") as (engine, crash):
             assert engine.name == "stage"
             deltas = await collect_deltas(engine, stage)
             ids = [id for delta in deltas for id in delta.ids]
             assert ids == [*stage.tokenizer.encode("Hello."), stage.stop_id]
-            assert (deltas[-1].finish, deltas[-1].cached) == ("stop", 3)
+            assert (deltas[-1].finish, deltas[0].cached) == ("stop", 3)
             assert all(delta.exact for delta in deltas)
             assert stage.requests[0].stop_ids == frozenset({stage.stop_id})
             assert stage.requests[0].session == "s"
-            host.should_exit = True
-            await until(lambda: not host.servers[0].is_serving())
+            crash()
+            await asyncio.sleep(0.05)
             assert not (await engine.health()).ready
             with pytest.raises(EngineUnavailable):
                 await collect_deltas(engine, stage)
@@ -115,9 +113,9 @@ def test_hosted_engine_requires_its_key(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = StageEngine(tiny_model())
         async with hosted(stage, tmp_path / "s"):
-            traits = msgspec.json.encode(describe_engine(stage)).decode()
+            traits = describe_hosted(stage)
             stranger = HostedEngine(HostedOptions(f"unix://{tmp_path / 's'}", "wrong", traits))
-            with pytest.raises(EngineUnavailable):
+            with pytest.raises(EngineError, match="key"):
                 await stranger.start()
 
     asyncio.run(scene())
@@ -126,24 +124,25 @@ def test_hosted_engine_requires_its_key(tmp_path: Path) -> None:
 @asynccontextmanager
 async def hosted(
     stage: StageEngine, path: Path
-) -> AsyncIterator[tuple[TokenEngine, uvicorn.Server]]:
-    """A hosted engine, and the server that hosts it."""
-    served = CompletionModel((HOSTED_MODEL_NAME,), stage.tokenizer, (), 4096)
+) -> AsyncIterator[tuple[TokenEngine, Callable[[], None]]]:
+    """A hosted engine, and the function that ends the server that hosts it."""
     listener, url = open_listener(ListenAddress(path=path))
-    host = uvicorn.Server(uvicorn_config(CompletionsServer(stage, served, api_key="secret")))
-    task = asyncio.create_task(host._serve([listener]))
-    await until(lambda: host.started)
-    traits = msgspec.json.encode(describe_engine(stage)).decode()
-    options = {"address": url, "key": "secret", "traits": traits}
+    host = StepServer(stage, describe_engine(stage.name, stage.capabilities), "secret")
+    serving = await host.serve(listener)
+
+    def crash() -> None:
+        serving.close()
+        host.disconnect_all()
+
+    options = {"address": url, "key": "secret", "traits": describe_hosted(stage)}
     setup = EngineSetup(tokenizer=stage.tokenizer, options=options)
     engine = create_engine("dovetail.engines.hosted:create", setup)
     await engine.start()
     try:
-        yield engine, host
+        yield engine, crash
     finally:
         await engine.stop()
-        host.should_exit = True
-        await task
+        crash()
 
 
 async def collect_deltas(engine: TokenEngine, stage: StageEngine) -> list[TokenDelta]:

@@ -1,110 +1,86 @@
-"""Client of an engine that another process of this server runs."""
+"""Client of an engine that another process of this server runs, over the step protocol."""
 
 import msgspec
 
-from dovetail.engines.completions.client import CompletionsClient
 from dovetail.engines.engine import (
-    ConstraintSyntax,
-    EngineCapabilities,
     EngineHealth,
     EngineRequest,
-    OptionalSampling,
     TokenEngine,
     TokenSink,
     check_prompt_length,
 )
 from dovetail.engines.registry import EngineSetup, parse_options
-from dovetail.engines.timeouts import HEALTH_TIMEOUTS
-from dovetail.net.http_client import ClientRequest, Endpoint, fetch
+from dovetail.engines.steps.client import StepAddress, StepClient, connect
+from dovetail.engines.steps.messages import EngineDescription, describe_engine
 from dovetail_model import DovetailError, EngineUnavailable
 
-__all__ = ["HostedEngine", "HostedEngineInfo", "HostedOptions", "create", "describe_engine"]
+__all__ = ["HostedEngine", "HostedOptions", "create", "describe_hosted", "hosted_adapters"]
 
-HOSTED_MODEL_NAME = "hosted"  # the only model name that the engine's process accepts
-
-
-class HostedEngineInfo(msgspec.Struct, frozen=True):
-    """The name and the capabilities of an engine, as reported by the process that runs it.
-
-    The encoded field names are an inter-process format.
-    """
-
-    name: str
-    constraints: tuple[ConstraintSyntax, ...] = ()
-    sampling: frozenset[OptionalSampling] = frozenset()
-    logprobs: bool = False
-    cached_tokens: bool = False
-    context_length: int | None = None
-    constrains_after_reasoning: bool = msgspec.field(default=False, name="behind_thought")
+_SOCKET_PREFIX = "unix://"
 
 
 class HostedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The address and the API key of the engine, and a `HostedEngineInfo` as JSON."""
+    """The address and the key of the engine, and an `EngineDescription` as JSON."""
 
     address: str
     key: str
     traits: str
 
 
-def describe_engine(engine: TokenEngine) -> HostedEngineInfo:
-    """Describe a started engine for other processes."""
-    capabilities = engine.capabilities
-    return HostedEngineInfo(
-        name=engine.name,
-        constraints=capabilities.constraints,
-        sampling=capabilities.sampling,
-        logprobs=capabilities.logprobs,
-        cached_tokens=capabilities.cached_tokens,
-        context_length=capabilities.context_length,
-        constrains_after_reasoning=capabilities.constrains_after_reasoning,
-    )
+def describe_hosted(engine: TokenEngine, adapters: tuple[str, ...] = ()) -> str:
+    """Describe a started engine for other processes, as JSON."""
+    description = describe_engine(engine.name, engine.capabilities, adapters=adapters)
+    return msgspec.json.encode(description).decode()
+
+
+def hosted_adapters(traits: str) -> tuple[str, ...]:
+    """Return the LoRA adapters of an engine that was described for this process."""
+    return msgspec.json.decode(traits, type=EngineDescription).adapters
 
 
 class HostedEngine:
     """An engine that runs in another process, under its own name. That process restarts it."""
 
     def __init__(self, options: HostedOptions) -> None:
-        info = msgspec.json.decode(options.traits, type=HostedEngineInfo)
-        self.name = info.name
-        self.capabilities = EngineCapabilities(
-            constraints=info.constraints,
-            sampling=info.sampling,
-            logprobs=info.logprobs,
-            cached_tokens=info.cached_tokens,
-            context_length=info.context_length,
-            constrains_after_reasoning=info.constrains_after_reasoning,
-            supervised_elsewhere=True,
-        )
-        self._endpoint = Endpoint.parse(options.address, {"authorization": f"Bearer {options.key}"})
-        self._client = CompletionsClient(
-            self._endpoint, HOSTED_MODEL_NAME, server_name=info.name, binary_prompt=True
-        )
+        description = msgspec.json.decode(options.traits, type=EngineDescription)
+        self.name = description.name
+        self.capabilities = description.to_capabilities(supervised_elsewhere=True)
+        self._address = StepAddress(options.key, options.address.removeprefix(_SOCKET_PREFIX))
+        self._client: StepClient | None = None
 
     async def start(self) -> None:
-        """Check that the engine accepts requests."""
-        state = await self.health()
+        """Connect, and check that the engine accepts requests."""
+        if self._client is None or not self._client.connected:
+            self._client = await connect(self._address, self.name)
+        state = await self._client.health()
         if not state.ready:
             raise EngineUnavailable(f"the engine {self.name!r} is not ready: {state.detail}")
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
-        """Push deltas as they arrive.
-
-        Cancelling closes the connection and aborts the generation.
-        """
+        """Push deltas as they arrive. Cancelling aborts the generation."""
+        if self._client is None:
+            raise EngineUnavailable(f"the engine {self.name!r} is not connected")
         check_prompt_length(request, self.capabilities.context_length)
+        if not self._client.connected:
+            await self.start()
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        try:
-            call = ClientRequest("GET", "/health", timeouts=HEALTH_TIMEOUTS)
-            status, _ = await fetch(self._endpoint, call)
-        except DovetailError as error:
-            return EngineHealth(False, error.message)
-        return EngineHealth(status == 200, "" if status == 200 else f"status {status}")
+        """Return the health of the engine. Connect again if its process was restarted."""
+        if self._client is None:
+            return EngineHealth(False, "not connected")
+        if not self._client.connected:
+            try:
+                await self.start()
+            except DovetailError as error:
+                return EngineHealth(False, error.message)
+        return await self._client.health()
 
     async def stop(self) -> None:
         """Abort the requests of this process. The engine keeps running for other processes."""
-        self._client.abort_all()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close(f"the engine {self.name!r} was stopped")
 
 
 def create(setup: EngineSetup) -> HostedEngine:

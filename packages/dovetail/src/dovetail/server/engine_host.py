@@ -3,17 +3,15 @@
 import asyncio
 import signal
 import sys
-from contextlib import AbstractContextManager, nullcontext
 
-import msgspec
-import uvicorn
 import uvloop
 
-from dovetail.engines.completion_server.app import CompletionsServer
-from dovetail.engines.completion_server.model import DEFAULT_MAX_MODEL_LEN, CompletionModel
-from dovetail.engines.hosted import HOSTED_MODEL_NAME, describe_engine
-from dovetail.net.listener import ListenAddress, freeze_gc, open_listener, uvicorn_config
+from dovetail.engines.hosted import describe_hosted
+from dovetail.engines.steps.messages import describe_engine
+from dovetail.engines.steps.server import StepServer
+from dovetail.net.listener import ListenAddress, freeze_gc, open_listener
 from dovetail.server.build import SETUP_ERRORS, build_local_engine
+from dovetail.server.engines import adapter_names
 from dovetail.server.process import (
     EngineHostSpec,
     exit_with_parent,
@@ -40,34 +38,24 @@ def main() -> int:
 
 
 async def _serve(spec: EngineHostSpec) -> None:
-    model, engine = build_local_engine(spec.config)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    _, engine = build_local_engine(spec.config)
     await engine.start()
     try:
-        window = engine.capabilities.context_length or model.context_length or DEFAULT_MAX_MODEL_LEN
-        # Workers send the stop tokens with each request.
-        completion_model = CompletionModel((HOSTED_MODEL_NAME,), model.tokenizer, (), window)
-        app = CompletionsServer(engine, completion_model, api_key=spec.key)
+        description = describe_engine(engine.name, engine.capabilities)
         spec.socket.unlink(missing_ok=True)
         listener, _ = open_listener(ListenAddress(path=spec.socket))
         spec.socket.chmod(0o600)
         freeze_gc()
-        report_ready({"traits": msgspec.json.encode(describe_engine(engine)).decode()})
-        server = _HostServer(uvicorn_config(app))
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, server.stop)
-        await server.serve([listener])
+        server = StepServer(engine, description, spec.key)
+        serving = await server.serve(listener)
+        report_ready({"traits": describe_hosted(engine, adapter_names(spec.config))})
+        await stopping.wait()
+        serving.close()
+        server.disconnect_all()
     finally:
         await engine.stop()
-
-
-class _HostServer(uvicorn.Server):
-    """A server without uvicorn's signal handlers: they re-raise signals before the engine stops."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-    def stop(self) -> None:
-        self.should_exit = True
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.registry import runs_locally
+from dovetail.server.engines import HOSTED_ENGINE
 from dovetail.server.process import (
     RESTART_DELAYS_SECONDS,
     EngineHostSpec,
@@ -23,7 +24,6 @@ from dovetail.server.process import (
 from dovetail.settings.config import Config
 
 ENGINE_HOST_MODULE = "dovetail.server.engine_host"
-HOSTED_ENGINE = "dovetail.engines.hosted:create"
 STOP_TIMEOUT_SECONDS = 15.0  # after which the process is killed
 
 _log = logging.getLogger(__name__)

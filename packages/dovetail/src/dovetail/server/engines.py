@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.engines.engine import RemoteModel, UpstreamEngine
+from dovetail.engines.hosted import hosted_adapters
 from dovetail.engines.registry import (
     EMBEDDABLE_ENGINES,
     REMOTE_ENGINES,
@@ -29,6 +30,8 @@ from dovetail.routing.pool import ReplicaPool
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
+#: The engine of worker processes, which another process of the server runs.
+HOSTED_ENGINE = "dovetail.engines.hosted:create"
 POLL_INTERVAL_SECONDS = 2.0  # between two attempts to reach an engine
 
 _log = logging.getLogger(__name__)
@@ -149,6 +152,8 @@ def create_pool(
 def adapter_names(config: Config) -> tuple[str, ...]:
     """Return the LoRA adapters of an engine on this machine. Each is served under its name."""
     name = engine_name(config)
+    if name == HOSTED_ENGINE:
+        return hosted_adapters(_engine_options(config, name)["traits"])
     if name not in EMBEDDABLE_ENGINES or not runs_locally(name, bool(config.engine_url)):
         return ()
     return tuple(parse_adapters(_engine_options(config, name).get("lora_modules", "")))

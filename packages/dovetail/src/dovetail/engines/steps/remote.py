@@ -17,7 +17,7 @@ from dovetail.engines.engine import (
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.steps.client import StepAddress, StepClient, connect
 from dovetail.net.http_client import Endpoint
-from dovetail_model import EngineUnavailable
+from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 _KEY_PREFIX = "Bearer "
@@ -92,14 +92,21 @@ class RemoteStepEngine:
         if self._client is None:
             raise EngineUnavailable(f"the engine {self.name!r} is not connected")
         check_prompt_length(request, self.capabilities.context_length)
+        if not self._client.connected:
+            await self.start()
         if self._adapter is not None and request.adapter is None:
             request = msgspec.structs.replace(request, adapter=self._adapter)
         await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
-        """Return the health that the engine reports."""
+        """Return the health that the engine reports. Connect again if it was restarted."""
         if self._client is None:
             return EngineHealth(False, "not connected")
+        if not self._client.connected:
+            try:
+                await self.start()
+            except DovetailError as error:
+                return EngineHealth(False, error.message)
         return await self._client.health()
 
     async def stop(self) -> None:

@@ -51,6 +51,12 @@ class StepServer:
         self.description = description
         self.key = key
         self.on_engine_dead = on_engine_dead
+        self.connections: set[StepServerConnection] = set()
+
+    def disconnect_all(self) -> None:
+        """Close all connections, which aborts their streams."""
+        for connection in tuple(self.connections):
+            connection.close()
 
     async def serve(
         self, listener: socket.socket, tls: ssl.SSLContext | None = None
@@ -84,6 +90,7 @@ class StepServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         if (connected := transport.get_extra_info("socket")) is not None:
             _disable_nagle(connected)
+        self._server.connections.add(self)
         self._loop = asyncio.get_running_loop()
         self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_SECONDS, self._transport.abort)
 
@@ -96,10 +103,14 @@ class StepServerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Abort the streams of the client."""
+        self._server.connections.discard(self)
         self._hello_timer.cancel()
         self._resumed.set()
         for task in (*self._tasks.values(), *self._health_checks):
             task.cancel()
+
+    def close(self) -> None:
+        self._transport.close()
 
     def pause_writing(self) -> None:
         self.paused = True
