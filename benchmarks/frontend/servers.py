@@ -80,7 +80,9 @@ def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator
         with served(*engine, "--tokenizer", model, *PARSERS, *limit) as running:
             http = int(running.url.rpartition(":")[2])
             pid = running.process.pid
-            yield Frontend("dovetail", pid, http, lambda: _generated(port), resident(pid), port)
+            yield Frontend(
+                "dovetail", pid, http, lambda: generated_tokens(port), resident(pid), port
+            )
 
 
 @contextmanager
@@ -139,7 +141,7 @@ def vllm_frontend(scratch: Path) -> Iterator[Frontend]:
         )
 
 
-def _generated(port: int) -> int:
+def generated_tokens(port: int) -> int:
     """Return the tokens of the engine's finished and cancelled responses, if none is running."""
     with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
         lines = [line for line in response.read().decode().splitlines() if line[0] != "#"]
