@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 counts = bench.measure(case, api)
                 rows.append([f"{TITLES[case]}, {api}", *counts.row()])
                 print("  ".join(rows[-1]), flush=True)
-                _print_most(counts, options.functions)
+                _print_functions(counts, options.functions)
     head = ("per", "Python calls", "C calls", "system calls", "wake-ups", "CPU µs")
     result = report.Result(
         "counts",
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_most(counts: Counts, functions: int) -> None:
+def _print_functions(counts: Counts, functions: int) -> None:
     """Print the functions with the most calls, and the system calls."""
     if not functions:
         return

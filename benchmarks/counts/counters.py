@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.counts.server import TOGGLE
 
-_SETTLE_SECONDS = 0.5  # for a signal to arrive, and for strace to attach
+_START_SECONDS = 0.5  # for a signal to arrive, and for strace to attach
 _WAIT_SECONDS = 30.0
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
@@ -48,7 +48,7 @@ def counting_system_calls(pid: int, scratch: Path) -> Iterator[Counter[str]]:
     summary = scratch / "strace.txt"
     command = ["strace", "-f", "-c", "-o", str(summary), "-p", str(pid)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_START_SECONDS)
         try:
             yield found
         finally:
@@ -74,7 +74,7 @@ def counting_calls(pid: int, path: Path) -> Iterator[Calls]:
     found = Calls()
     path.unlink(missing_ok=True)
     os.kill(pid, TOGGLE)
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(_START_SECONDS)
     try:
         yield found
     finally:

@@ -49,7 +49,10 @@ def read_session(headers: Headers) -> str | None:
 
 
 def _first(headers: Headers, names: Iterable[str]) -> str | None:
-    return next((headers[name] for name in names if headers.get(name)), None)
+    for name in names:
+        if value := headers.get(name):
+            return value
+    return None
 
 
 def _text(value: object) -> str | None:

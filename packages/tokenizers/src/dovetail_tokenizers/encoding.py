@@ -28,19 +28,23 @@ def check_length(text: str) -> None:
 
 @contextmanager
 def convert_panics(text: str) -> Iterator[None]:
-    """Raise `EncodeError` if the library panics while it encodes the text.
+    """Raise `EncodeError` if the library panics while it encodes the text."""
+    try:
+        yield
+    except BaseException as error:
+        raise_panic(error, text)
+        raise
+
+
+def raise_panic(error: BaseException, text: str) -> None:
+    """Raise `EncodeError` if this error is a panic of the library that encodes the text.
 
     The exception of a Rust panic derives from `BaseException`, so no handler for `Exception`
     catches it, and every extension module has a class of its own for it.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        raise EncodeError(
-            f"The tokenizer cannot encode a text of {len(text)} characters."
-        ) from error
+    if type(error).__module__ == "pyo3_runtime":
+        message = f"The tokenizer cannot encode a text of {len(text)} characters."
+        raise EncodeError(message) from error
 
 
 def replace_lone_surrogates(text: str) -> str:

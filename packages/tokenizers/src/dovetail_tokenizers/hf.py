@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Self
 from dovetail_tokenizers.control import AddedTokenFlags, ControlTable, is_blank
 from dovetail_tokenizers.encoding import (
     check_length,
-    convert_panics,
     decode_ids,
     encode_parts,
+    raise_panic,
     replace_lone_surrogates,
     require_extra,
 )
@@ -140,8 +140,11 @@ class HfTokenizer:
         return self._read_spelling(self._names[id], id) if spelling is None else spelling.encode()
 
     def _encode(self, text: str) -> list[int]:
-        with convert_panics(text):
+        try:
             (found,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as error:
+            raise_panic(error, text)
+            raise
         return self._restore_ids(found.ids)
 
     def _restore_ids(self, ids: list[int]) -> list[int]:

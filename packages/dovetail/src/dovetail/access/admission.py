@@ -2,8 +2,8 @@
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from itertools import count
 
 from dovetail_model import DovetailError, Hints
@@ -51,19 +51,18 @@ class AdmissionController:
         self.running = 0
         self.queued = 0
 
-    @asynccontextmanager
-    async def admit(self, codec: Codec, hints: Hints) -> AsyncIterator[None]:
+    def admit(self, codec: Codec, hints: Hints) -> AbstractAsyncContextManager[None]:
         """Hold a slot for one request while the block runs."""
+        return _Slot(self, codec, hints)
+
+    async def acquire(self, codec: Codec, hints: Hints) -> None:
+        """Take a slot, which the caller must release. Waits if there is none."""
         if self.running < self._max_running and (
             self._capacity is None or self.running < self._capacity()
         ):
             self.running += 1
         else:
             await self._wait(codec, hints)
-        try:
-            yield
-        finally:
-            self._release()
 
     async def _wait(self, codec: Codec, hints: Hints) -> None:
         """Wait until a finished request hands over its slot."""
@@ -81,7 +80,7 @@ class AdmissionController:
                 await slot
         except BaseException as error:
             if slot.done() and not slot.cancelled():
-                self._release()  # the slot was assigned after the wait ended
+                self.release()  # the slot was assigned after the wait ended
             slot.cancel()
             if isinstance(error, TimeoutError):
                 self._on_rejected()
@@ -90,7 +89,7 @@ class AdmissionController:
         finally:
             self.queued -= 1
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Hand the slot to the next request that is still waiting, or free it."""
         while self._queue:
             _, slot = heapq.heappop(self._queue)
@@ -98,6 +97,23 @@ class AdmissionController:
                 slot.set_result(None)
                 return
         self.running -= 1
+
+
+class _Slot:
+    """A slot for one request. A class costs fewer calls than a generator."""
+
+    __slots__ = ("_codec", "_controller", "_hints")
+
+    def __init__(self, controller: AdmissionController, codec: Codec, hints: Hints) -> None:
+        self._controller = controller
+        self._codec = codec
+        self._hints = hints
+
+    async def __aenter__(self) -> None:
+        await self._controller.acquire(self._codec, self._hints)
+
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
+        self._controller.release()
 
 
 def _queue_position(hints: Hints, sequence: int) -> QueuePosition:

@@ -7,6 +7,7 @@ so a key is sufficient protection by itself.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 from re import ASCII, IGNORECASE
 from re import compile as compile_pattern
@@ -141,6 +142,7 @@ def forbidden_origin(origin: str) -> Forbidden:
     return error
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Return whether a host is the name or an address of the machine itself."""
     try:

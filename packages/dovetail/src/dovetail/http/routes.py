@@ -66,9 +66,10 @@ class RouteTable:
     def find(self, path: str, method: str = "") -> Route | None:
         """Return a route of a path, if possible the one for this method."""
         found = self._routes_at(path)
-        return next(
-            (r for r in found if method in _allowed_methods(r)), found[0] if found else None
-        )
+        for route in found:
+            if route.method == method or method in _allowed_methods(route):
+                return route
+        return found[0] if found else None
 
     def match(self, exchange: ApiExchange) -> Route:
         """Return the route of a request. Raises if the path or the method is not supported."""
@@ -77,7 +78,9 @@ class RouteTable:
             return upgrade
         route = self.find(exchange.path, exchange.method)
         is_websocket = exchange.headers.get("upgrade", "").lower() == "websocket"
-        is_allowed = route is not None and exchange.method in _allowed_methods(route)
+        is_allowed = route is not None and (
+            exchange.method == route.method or exchange.method in _allowed_methods(route)
+        )
         if not is_allowed and not is_websocket:
             _reject_unsupported(exchange.method, exchange.path)
         if route is None:

@@ -204,6 +204,8 @@ class RequestTracker:
         ]
         if not reported:
             return self._prompt_usage()
+        if len(reported) == 1:
+            return reported[0]
         return Usage(
             input_tokens=max(usage.input_tokens for usage in reported),
             output_tokens=sum(usage.output_tokens for usage in reported),

@@ -102,10 +102,10 @@ class TurnRecognizer:
             start=scope.start,
             forced_until=scope.forced_until,
             without_reasoning=scope.without_reasoning,
+            partial_entry=match.partial_entry if self._replay != "client" else None,
         )
         if self._replay == "client":
             return (await self._add_parent(history, match, scope)).without_entries()
-        history = replace(history, partial_entry=match.partial_entry)
         anchor = await self._find_anchor(match, scope)
         if anchor is not None:
             at, parent, token_ids = anchor
@@ -120,7 +120,8 @@ class TurnRecognizer:
                 notes=tuple(notes),
             )
         entries = await self._load_entries(match, scope, notes)
-        history = replace(history, entries=entries, notes=tuple(notes))
+        if entries or notes:
+            history = replace(history, entries=entries, notes=tuple(notes))
         return await self._add_parent(history, match, scope)
 
     async def _add_parent(

@@ -261,6 +261,7 @@ def _control_token_names(source: TemplateSource, known: frozenset[str]) -> froze
     return known.union(*(_CONTROL_TOKEN.findall(text) for text in texts))
 
 
+_encode_switches = json.JSONEncoder(sort_keys=True, default=str).encode
 _MAX_RENDERERS = 32  # combinations of settings
 
 
@@ -307,7 +308,7 @@ def _switch_key(template: ProbedTemplate, switches: Mapping[str, Any]) -> str:
     """Return a key of the switches that affect the template's policy for earlier turns."""
     read = {k: v for k, v in switches.items() if k in template.template.variables}
     plain = {k: v if _affects_policy(k, v) else type(v).__name__ for k, v in read.items()}
-    return json.dumps(plain, sort_keys=True, default=str)
+    return _encode_switches(plain)
 
 
 def _affects_policy(name: str, value: Any) -> bool:

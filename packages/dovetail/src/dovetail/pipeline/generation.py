@@ -126,6 +126,7 @@ class Generation:
         self._call_excluded = False
         self._truncated = False
         self._finished = False
+        self._message: Message | None = None  # the finished message
 
     @property
     def in_reasoning(self) -> bool:
@@ -216,8 +217,8 @@ class Generation:
         if self._text_stops is not None:
             emitted += self._emit_visible(list(self._text_stops.finish()))
         end = Finish(self._finish_reason(reason), self._stop_sequence)
-        self._finished = True
         self._fold.add(end)
+        self._finished = True
         return [*emitted, end]
 
     def reopen(self) -> None:
@@ -242,12 +243,16 @@ class Generation:
 
     def message(self) -> Message:
         """Return the message so far."""
-        return self._fold.message()
+        if not self._finished:
+            return self._fold.message()
+        if self._message is None:
+            self._message = self._fold.message()
+        return self._message
 
     def build_entry(self, created: float = 0.0) -> LedgerEntry:
         """Build the ledger entry of the turn."""
         finished = self._finished or self._stop_id is not None
-        message = self._fold.message()
+        message = self.message()
         finish = FINISH_REPEATED if self.repeated else message.finish
         # A turn that is truncated, or ended by a token of the request, has no stop token.
         stop = self._stop_id if self.ended_by_model else None

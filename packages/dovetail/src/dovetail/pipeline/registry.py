@@ -230,17 +230,14 @@ _MERGED_FIELDS = tuple(
 
 def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
     """Fill in the missing values of a request from the first fallback that has them."""
-    values = {
-        name: next(
-            (
-                v
-                for source in (requested, *fallbacks)
-                if (v := getattr(source, name)) not in (None, ())
-            ),
-            None,
-        )
-        for name in _MERGED_FIELDS
-    }
+    values: dict[str, object] = {}
+    for name in _MERGED_FIELDS:
+        value = getattr(requested, name)
+        for fallback in fallbacks:
+            if value not in (None, ()):
+                break
+            value = getattr(fallback, name)
+        values[name] = None if value == () else value
     return msgspec.structs.replace(requested, **values)
 
 

@@ -203,7 +203,8 @@ class ConversationRenderer:
         # A last turn that the model is to continue is not matched.
         in_turns = match.has_media or len(match.steps) < len(request.turns)
         shown, notes = await self._read_documents(view.request, max_tokens, in_turns=in_turns)
-        view = replace(view, request=shown, notes=(*view.notes, *notes))
+        if shown is not view.request or notes:
+            view = replace(view, request=shown, notes=(*view.notes, *notes))
         job = _RenderJob(view, match, scope, *self._resolve_renderer(shown))
         edits = self._edits_in_force(job, last) if edit else job.no_edits
         before = view.record.state.edits
@@ -275,7 +276,8 @@ class ConversationRenderer:
         notes = [*view.notes, *history.notes]
         if edits.dropped is not None:
             notes.append(f"{TRUNCATED_NOTE}{len(view.request.turns) - len(edited.turns)}")
-        history = replace(history, notes=tuple(notes))
+        if notes:
+            history = replace(history, notes=tuple(notes))
         new_chars = job.renderer.count_new_chars(request, history)
         try:
             return await run_in_thread(

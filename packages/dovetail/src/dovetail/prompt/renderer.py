@@ -33,6 +33,7 @@ from dovetail_model import (
 from dovetail_parsers import markers, opens_reasoning
 from dovetail_tokenizers import ControlTokenGuard, Tokenizer
 
+_encode_switches = json.JSONEncoder(sort_keys=True, default=str).encode
 _MAX_CACHED_ITEM_BYTES = 1 << 20  # or characters; larger items are not cached
 _MAX_TOOLSETS_BYTES = 32 << 20  # total of the cached toolsets
 _MAX_TOOLSETS = 512
@@ -115,7 +116,7 @@ class PromptRenderer:
         system = _digest_system(request.system)
         tools = self._toolset(request.tools).digest
         read = {k: v for k, v in switches.items() if k in self._context.template.variables}
-        switch_digest = compute_digest(json.dumps(read, sort_keys=True, default=str))
+        switch_digest = compute_digest(_encode_switches(read))
         whole = compute_digest(system, tools, switch_digest, *([edits] if edits else []))
         return HeadDigests(system, tools, switch_digest, whole)
 

@@ -65,6 +65,8 @@ class ReplicaPool:
     @property
     def capabilities(self) -> EngineCapabilities:
         """The capabilities that all available replicas share."""
+        if len(self.replicas) == 1:
+            return self.replicas[0].engine.capabilities
         supported = [replica.engine.capabilities for replica in self._available_replicas()]
         first, *others = supported
         if not others:

@@ -40,7 +40,18 @@ def configure_logging(
 def log_request(record: RequestRecord, peer: str | None = None) -> None:
     """Log a finished request. Only this event contains the address of the peer."""
     if _request_logger.isEnabledFor(logging.INFO):
-        _request_logger.info("request_finished", extra={"fields": request_fields(record, peer)})
+        # Without a search for the caller in the stack, which no formatter shows.
+        line = _request_logger.makeRecord(
+            _request_logger.name,
+            logging.INFO,
+            __name__,
+            0,
+            "request_finished",
+            (),
+            None,
+            extra={"fields": request_fields(record, peer)},
+        )
+        _request_logger.handle(line)
 
 
 def request_fields(record: RequestRecord, peer: str | None = None) -> dict[str, LogValue]:
@@ -87,9 +98,8 @@ class LogfmtFormatter(logging.Formatter):
     """Formats records as `ts=… level=… event=… name=value`, with values quoted if necessary."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return " ".join(
-            f"{name}={_format_value(value)}" for name, value in _log_fields(self, record).items()
-        )
+        fields = _log_fields(self, record)
+        return " ".join([f"{name}={_format_value(value)}" for name, value in fields.items()])
 
 
 class JsonFormatter(logging.Formatter):
