@@ -104,6 +104,15 @@ class EngineHealth:
     facts: Mapping[str, Any] | None = None
 
 
+@runtime_checkable
+class FactReporter(Protocol):
+    """An engine that reports facts continuously, so that metrics need no health check."""
+
+    @property
+    def reported_facts(self) -> Mapping[str, Any]:
+        """The last report: `running`, `waiting` and `cache_usage`, as far as it has them."""
+
+
 @dataclass(frozen=True)
 class EngineCapabilities:
     """The features that an engine supports.

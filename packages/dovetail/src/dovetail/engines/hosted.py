@@ -1,5 +1,8 @@
 """Client of an engine that another process of this server runs, over the step protocol."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from dovetail.engines.engine import (
@@ -47,6 +50,11 @@ class HostedEngine:
         self.capabilities = description.to_capabilities(supervised_elsewhere=True)
         self._address = StepAddress(options.key, options.address.removeprefix(_SOCKET_PREFIX))
         self._client: StepClient | None = None
+
+    @property
+    def reported_facts(self) -> Mapping[str, Any]:
+        """The last measurements that the engine reported."""
+        return self._client.reported_facts if self._client is not None else {}
 
     async def start(self) -> None:
         """Connect, and check that the engine accepts requests."""

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dovetail.pipeline.registry import ModelRegistry
+from dovetail.engines.engine import FactReporter
+from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
 
@@ -26,19 +27,42 @@ class ReplicaCollector(Collector):
         warmed = CounterMetricFamily(
             "dovetail_warmed_prompts", "Prompts that were prefilled ahead.", labels=_MODEL_LABELS
         )
+        engine_metrics = [
+            GaugeMetricFamily(name, help, labels=_REPLICA_LABELS)
+            for name, help in _ENGINE_METRICS.values()
+        ]
         for name, pool in self._pools():
+            for fact, metric in zip(_ENGINE_METRICS, engine_metrics, strict=True):
+                for index, value in _reported(pool, fact):
+                    metric.add_metric([name, str(index)], value)
             up.add_metric([name], pool.available_count)
             restarts.add_metric([name], sum(replica.restarts for replica in pool.replicas))
             warmed.add_metric([name], pool.warmed_prompts)
-        return up, restarts, warmed
+        return up, restarts, warmed, *engine_metrics
 
     def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
         for entry in self._service.entries:
-            if isinstance(entry.engine, ReplicaPool):
+            if isinstance(entry, TokenModel) and entry.adapter is None:
                 yield entry.name, entry.engine
 
 
 _MODEL_LABELS = ("model",)
+_REPLICA_LABELS = ("model", "replica")
+#: The metric and its help text for each fact that engines report about themselves.
+_ENGINE_METRICS = {
+    "running": ("dovetail_engine_requests_running", "Requests that the engine generates for."),
+    "waiting": ("dovetail_engine_requests_waiting", "Requests that wait in the engine."),
+    "cache_usage": ("dovetail_engine_kv_cache_usage", "Used fraction of the engine's KV cache."),
+}
+
+
+def _reported(pool: ReplicaPool, fact: str) -> Iterator[tuple[int, float]]:
+    """Yield the value of a fact for each replica that reports it."""
+    for replica in pool.replicas:
+        engine = replica.engine
+        value = engine.reported_facts.get(fact) if isinstance(engine, FactReporter) else None
+        if value is not None:
+            yield replica.index, float(value)
 
 
 class StoreCollector(Collector):

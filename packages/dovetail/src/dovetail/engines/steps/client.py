@@ -6,7 +6,7 @@ parsed, encoded and written to the clients before the event loop continues.
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -156,6 +156,7 @@ class StepClient(asyncio.Protocol):
         self._greeting: asyncio.Future[Welcome | Rejection] = self._loop.create_future()
         self._closed: EngineUnavailable | None = None
         self.steps = 0  # messages received, for measurements
+        self.reported_facts: Mapping[str, Any] = {}
         self.description = EngineDescription(name)
 
     @property
@@ -244,6 +245,7 @@ class StepClient(asyncio.Protocol):
 
     def _handle(self, message: Welcome | Rejection | HealthReport) -> None:
         if isinstance(message, HealthReport):
+            self.reported_facts = message.facts
             check = self._checks.get(message.number)
             if check is not None and not check.done():
                 check.set_result(message)

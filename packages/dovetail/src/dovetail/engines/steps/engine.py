@@ -53,6 +53,11 @@ class ChildEngine:
         """The number of messages that the child has sent, for measurements."""
         return self._client.steps if self._client is not None else 0
 
+    @property
+    def reported_facts(self) -> Mapping[str, Any]:
+        """The last measurements that the engine reported."""
+        return self._client.reported_facts if self._client is not None else {}
+
     async def start(self) -> None:
         """Load the model in the child process and connect to it."""
         if self._client is not None:

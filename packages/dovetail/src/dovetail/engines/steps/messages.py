@@ -155,7 +155,10 @@ class Step(msgspec.Struct, frozen=True, tag="step", omit_defaults=True, gc=False
 
 
 class HealthReport(msgspec.Struct, frozen=True, tag="health_report"):
-    """The engine's health. `facts` are its own measurements, such as the running requests."""
+    """The engine's health. `facts` are its own measurements, such as the running requests.
+
+    `number`: that of the check; 0 in reports that the engine sends every few seconds by itself.
+    """
 
     number: int
     ready: bool

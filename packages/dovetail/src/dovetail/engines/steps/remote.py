@@ -1,8 +1,10 @@
 """An engine on another machine, over the step protocol: one connection for all its streams."""
 
 import ssl
+from collections.abc import Mapping
 from functools import cache
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 
@@ -71,6 +73,11 @@ class RemoteStepEngine:
         self._served_model.check({name: remote.root or remote.name})
         self._client: StepClient | None = None
         self.capabilities = EngineCapabilities(context_length=self._context_length)
+
+    @property
+    def reported_facts(self) -> Mapping[str, Any]:
+        """The last measurements that the engine reported."""
+        return self._client.reported_facts if self._client is not None else {}
 
     async def start(self) -> None:
         """Connect, or connect again after the connection was lost."""

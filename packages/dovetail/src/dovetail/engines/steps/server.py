@@ -31,6 +31,7 @@ from dovetail.engines.steps.messages import (
 from dovetail_model import EngineUnavailable, InvalidEngineResponse
 
 HELLO_TIMEOUT_SECONDS = 10.0
+REPORT_INTERVAL_SECONDS = 5.0
 
 
 class StepServer:
@@ -92,7 +93,7 @@ class StepServerConnection(asyncio.Protocol):
             _disable_nagle(connected)
         self._server.connections.add(self)
         self._loop = asyncio.get_running_loop()
-        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_SECONDS, self._transport.abort)
+        self._timer = self._loop.call_later(HELLO_TIMEOUT_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -104,7 +105,7 @@ class StepServerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Abort the streams of the client."""
         self._server.connections.discard(self)
-        self._hello_timer.cancel()
+        self._timer.cancel()
         self._resumed.set()
         for task in (*self._tasks.values(), *self._health_checks):
             task.cancel()
@@ -148,12 +149,10 @@ class StepServerConnection(asyncio.Protocol):
             if task_or_none is not None:
                 task_or_none.cancel()
         elif isinstance(message, HealthCheck):
-            check = self._loop.create_task(self._check_health(message.number))
-            self._health_checks.add(check)
-            check.add_done_callback(self._health_checks.discard)
+            self._start_health_check(message.number)
 
     def _greet(self, message: Any) -> None:
-        self._hello_timer.cancel()
+        self._timer.cancel()
         reason = (
             check_hello(message, self._server.key)
             if isinstance(message, Hello)
@@ -165,6 +164,17 @@ class StepServerConnection(asyncio.Protocol):
             return
         self._accepted = True
         self._transport.write(encode_frame(Welcome(PROTOCOL_VERSION, self._server.description)))
+        self._report()
+
+    def _report(self) -> None:
+        """Send the engine's measurements now and every few seconds."""
+        self._start_health_check(0)
+        self._timer = self._loop.call_later(REPORT_INTERVAL_SECONDS, self._report)
+
+    def _start_health_check(self, number: int) -> None:
+        check = self._loop.create_task(self._check_health(number))
+        self._health_checks.add(check)
+        check.add_done_callback(self._health_checks.discard)
 
     async def _generate(self, message: Generate) -> None:
         number = message.stream
