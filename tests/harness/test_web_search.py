@@ -66,8 +66,7 @@ def test_claude_code_reports_that_no_search_is_available(sandbox: Sandbox, tmp_p
         run = claude(sandbox, server.url, "Which parrot is alpine?", ENABLE_TOOL_SEARCH="false")
     assert run.result == "I cannot search."
     (search,) = [one["tool_use_result"] for one in run.events if one.get("tool_use_result")]
-    assert search["searchCount"] == 0
-    assert "'web_search_20250305' is not available" in search["results"][0]
+    assert "'web_search_20250305' is not available" in str(search)
 
 
 def test_codex_searches_and_continues_on_exact_turns(sandbox: Sandbox, tmp_path: Path) -> None:
