@@ -3,7 +3,7 @@
 Each check names the clause that it tests. The clauses of CC (Claude Code), CX (Codex) and AG
 (OpenCode, Pi and OpenClaw) were measured on the real clients. The others are rules for any server
 between an agent and a model: R (parsing of model output), TK (tokens and the prefix cache), F
-(request fields), TL (tools of a session) and WB (HTTP).
+(request fields), TL (tools of a session), ST (server tools) and WB (HTTP).
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ READING = "Parsing of model output"
 TOKENS = "Tokens and the prefix cache"
 FIELDS = "Request fields"
 SESSION_TOOLS = "Tools of a session"
+SERVER_TOOLS = "Server tools"
 WEB = "HTTP and server-sent events"
 _CHAT_HARNESSES = (OPENCODE, PI, OPENCLAW)
 _ALL_HARNESSES = (CLAUDE_CODE, CODEX, *_CHAT_HARNESSES)
@@ -49,6 +50,7 @@ def _clauses() -> tuple[Clause, ...]:
         *_tokens(),
         *_fields(),
         *_session_tools(),
+        *_server_tools(),
         *_web(),
     )
 
@@ -474,6 +476,19 @@ def _session_tools() -> tuple[Clause, ...]:
         Clause("TL-2", it, "A deferred tool, such as a placeholder, is not shown as callable."),
         Clause("TL-3", it, "allowed_tools restricts which tools are called, not the prompt."),
         Clause("TL-4", it, "Order and repetition of tools do not change the prefix."),
+    )
+
+
+def _server_tools() -> tuple[Clause, ...]:
+    it = SERVER_TOOLS
+    return (
+        Clause(
+            "ST-1",
+            it,
+            "A server tool is run within the response, or a request without other tools is "
+            "rejected with an error that names it; it is never dropped.",
+        ),
+        Clause("ST-2", it, "Searches in a history are accepted, also those of another server."),
     )
 
 

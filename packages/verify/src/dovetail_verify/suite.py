@@ -19,6 +19,7 @@ from dovetail_verify.black_box import (
     output,
     responses_requests,
     responses_stream,
+    server_tools,
     transport,
     usage,
 )
@@ -214,6 +215,7 @@ BLACK_BOX_CHECKS = _sort_by_api(
         *fields.CHECKS,
         *context.CHECKS,
         *conversations.CHECKS,
+        *server_tools.CHECKS,
         *usage.CHECKS,
         *messages_requests.BILLING_CHECKS,
         *errors.CHECKS,
