@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-RESULTS = [
+RESULTS: list[dict[str, Any]] = [
     {
         "url": "https://example.com/kea",
         "title": "The kea",
