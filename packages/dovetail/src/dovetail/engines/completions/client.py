@@ -6,31 +6,29 @@ from typing import Any
 
 import msgspec
 
+from dovetail.engines.completions.constraints import constraint_field
 from dovetail.engines.completions.errors import error_from_status, is_priority_rejection
 from dovetail.engines.completions.frames import CompletionFrameReader
-from dovetail.engines.engine import ConstraintSyntax, EngineRequest, TokenSink
+from dovetail.engines.completions.generate import (
+    GENERATE_PATH,
+    encode_generate_request,
+    session_headers,
+)
+from dovetail.engines.engine import EngineRequest, TokenSink
 from dovetail.engines.redaction import Redactor
 from dovetail.engines.sampling import explicit_sampling_fields, optional_sampling_fields
 from dovetail.engines.token_ids import PromptEncoder, pack_token_ids
 from dovetail.engines.token_stream import TokenStreamReader
 from dovetail.net.http_client import (
     ClientRequest,
+    ClientResponse,
     ConnectionGroup,
     Endpoint,
     Timeouts,
     send_request,
 )
-from dovetail_model import ClientError, DovetailError, EngineUnavailable, Sampling, Unsupported
+from dovetail_model import ClientError, DovetailError, EngineUnavailable, Sampling
 from dovetail_tokenizers import Tokenizer
-
-#: The field of `structured_outputs` for each constraint syntax.
-CONSTRAINT_FIELDS: Mapping[ConstraintSyntax, str] = {
-    "structural_tag": "structural_tag",
-    "json_schema": "json",
-    "ebnf": "grammar",
-    "gbnf": "grammar",
-    "lark": "grammar",
-}
 
 _FIXED_FIELDS: Mapping[str, Any] = {
     "stream": True,
@@ -81,10 +79,7 @@ def encode_request(
     if request.stop_ids:
         fields["stop_token_ids"] = sorted(request.stop_ids)
     if request.constraint is not None:
-        member = CONSTRAINT_FIELDS.get(request.constraint.syntax)
-        if member is None:
-            raise Unsupported(f"{request.constraint.syntax} constraints are not supported here")
-        fields["structured_outputs"] = {member: request.constraint.text}
+        fields["structured_outputs"] = constraint_field(request.constraint)
     return _json.encode(fields)
 
 
@@ -124,6 +119,7 @@ class CompletionsClient:
     `binary_prompt`: the server is one of Dovetail's own, which accepts prompts as bytes.
     `tokenizer`: decodes tokens of logprobs that the server identifies by their ids.
     `extra_fields`: added to every request.
+    `uses_generate`: requests go to vLLM's token API instead.
     `reports_cached_tokens`: whether the last response reported cached tokens; None before the first
     response.
     """
@@ -141,6 +137,7 @@ class CompletionsClient:
         "_timeouts",
         "_tokenizer",
         "reports_cached_tokens",
+        "uses_generate",
     )
 
     def __init__(  # noqa: PLR0913 - all but the first two are keyword-only
@@ -166,6 +163,7 @@ class CompletionsClient:
         self._prompt_encoder = PromptEncoder()
         self._connections = ConnectionGroup()
         self.reports_cached_tokens: bool | None = None
+        self.uses_generate = False
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Push deltas as they arrive.
@@ -187,35 +185,57 @@ class CompletionsClient:
         self._connections.abort_all()
 
     async def _stream(self, request: EngineRequest, sink: TokenSink, with_priority: bool) -> None:
+        client_request = self._build_request(request, with_priority)
+        async with send_request(self._endpoint, client_request, self._connections) as response:
+            if response.status == 200:
+                await self._read_stream(request, sink, response)
+                return
+            # Before the message is truncated, which could leave a part of a secret.
+            content = self._redactor.clean_bytes(await response.read())
+        if response.status != 404 or not self.uses_generate:
+            raise error_from_status(self._server_name, response.status, content)
+        self.uses_generate = False  # the server was restarted without this API
+        await self._stream(request, sink, with_priority)
+
+    async def _read_stream(
+        self, request: EngineRequest, sink: TokenSink, response: ClientResponse
+    ) -> None:
+        reader = CompletionFrameReader(request, self._server_name, self._tokenizer)
+        stream = TokenStreamReader(reader.read, sink)
+        try:
+            await response.stream_to(stream.push, stream.drain)
+        except EngineUnavailable:
+            if not reader.is_finished:
+                # otherwise the output is complete, and only the number of cached tokens is unknown
+                raise
+        finally:
+            if reader.is_finished:
+                self.reports_cached_tokens = reader.reported_cached_tokens
+                response.skip_rest()
+        if not stream.finished:
+            sink.push(reader.finish())
+
+    def _build_request(self, request: EngineRequest, with_priority: bool) -> ClientRequest:
+        encoder, extra_fields = self._prompt_encoder, self._extra_fields
+        if self.uses_generate:
+            body = encode_generate_request(
+                request,
+                encoder,
+                self._model,
+                with_priority=with_priority,
+                extra_fields=extra_fields,
+            )
+            headers = session_headers(request)
+            return ClientRequest("POST", GENERATE_PATH, body, headers, self._timeouts)
         body = encode_request(
             request,
-            self._prompt_encoder,
+            encoder,
             self._model,
             with_priority=with_priority,
             binary_prompt=self._binary_prompt,
-            extra_fields=self._extra_fields,
+            extra_fields=extra_fields,
         )
-        client_request = ClientRequest("POST", COMPLETIONS_PATH, body, timeouts=self._timeouts)
-        reader = CompletionFrameReader(request, self._server_name, self._tokenizer)
-        stream = TokenStreamReader(reader.read, sink)
-        async with send_request(self._endpoint, client_request, self._connections) as response:
-            if response.status != 200:
-                # Before the message is truncated, which could leave a part of a secret.
-                content = self._redactor.clean_bytes(await response.read())
-                raise error_from_status(self._server_name, response.status, content)
-            try:
-                await response.stream_to(stream.push, stream.drain)
-            except EngineUnavailable:
-                if not reader.is_finished:
-                    # otherwise the output is complete, and only the number of cached tokens is
-                    # unknown
-                    raise
-            finally:
-                if reader.is_finished:
-                    self.reports_cached_tokens = reader.reported_cached_tokens
-                    response.skip_rest()
-            if not stream.finished:
-                sink.push(reader.finish())
+        return ClientRequest("POST", COMPLETIONS_PATH, body, timeouts=self._timeouts)
 
     def _disable_priority(self, error: DovetailError) -> None:
         """Stop sending priorities to a server that does not schedule by priority."""

@@ -20,12 +20,41 @@ from dovetail_tokenizers import Tokenizer
 _DONE = b"[DONE]"
 
 
+class TokenIdLogprob(msgspec.Struct, frozen=True, gc=False):
+    """A token by its id, as in vLLM's token API."""
+
+    token_id: TokenId
+    logprob: float | None = None
+    top_logprobs: "list[TokenIdLogprob]" = []
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """The logprobs of each token. `top_logprobs` include the sampled token."""
+    """The logprobs of each token. `top_logprobs` include the sampled token.
+
+    `content`: The same in the form of vLLM's token API.
+    """
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
+    content: list[TokenIdLogprob] | None = None
+
+    def as_tokens(self) -> "CompletionLogprobs":
+        """Return the logprobs with tokens that are identified by their ids."""
+        if self.content is None:
+            return self
+        return CompletionLogprobs(
+            [f"{TOKEN_ID_PREFIX}{one.token_id}" for one in self.content],
+            [one.logprob for one in self.content],
+            [
+                {
+                    f"{TOKEN_ID_PREFIX}{top.token_id}": top.logprob
+                    for top in one.top_logprobs
+                    if top.logprob is not None
+                }
+                for one in self.content
+            ],
+        )
 
 
 class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
@@ -151,7 +180,8 @@ class CompletionFrameReader:
             self._last_id = ids[-1]
         if choice.logprobs is not None:
             count = self._request.sampling.logprobs or 0
-            self._pending_logprobs += _to_token_logprobs(choice.logprobs, count, self._token_text)
+            logprobs = choice.logprobs.as_tokens()
+            self._pending_logprobs += _to_token_logprobs(logprobs, count, self._token_text)
         if choice.finish_reason is not None:
             self._set_finish(choice.finish_reason, choice.stop_reason)
 

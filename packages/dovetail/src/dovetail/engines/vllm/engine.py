@@ -1,12 +1,13 @@
-"""vLLM as a token engine, over its completions API."""
+"""vLLM as a token engine, over its completions API or its token API."""
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from dovetail.engines.completions.client import CompletionsClient
+from dovetail.engines.completions.generate import offers_generate
 from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,
@@ -37,11 +38,14 @@ class VllmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the server sends no data.
     `probe`: whether to probe at startup, with requests of a few tokens, which constraints the
     server enforces. Without the probe, it is assumed to enforce all of them.
+    `api`: the API of the server: `/v1/completions`, or `/inference/v1/generate`, which costs the
+    server less. `auto` uses the latter if the server has it.
     """
 
     stream_interval: int | None = None
     silence: float = 600.0
     probe: bool = True
+    api: Literal["auto", "completions", "generate"] = "auto"
 
 
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -87,6 +91,7 @@ class VllmEngine:
         own = [card.max_model_len for card in cards if card.id == self._remote.name]
         lengths = [length for length in (self._context_length, *own) if length]
         self.capabilities = replace(self.capabilities, context_length=min(lengths, default=None))
+        self._client.uses_generate = await self._detect_generate()
         if self._options.probe:
             await self._probe()
         else:
@@ -139,8 +144,18 @@ class VllmEngine:
             extra_fields={} if interval is None else {"stream_interval": interval},
         )
 
+    async def _detect_generate(self) -> bool:
+        """Return whether to use the server's token API."""
+        if self._options.api != "auto":
+            return self._options.api == "generate"
+        found = await offers_generate(self._endpoint)
+        fields = {"engine": str(self._endpoint), "api": "generate" if found else "completions"}
+        _log.info("vllm_api_detected", extra={"fields": fields})
+        return found
+
     async def _probe(self) -> None:
         client = self._create_client(PROBE_TIMEOUTS)
+        client.uses_generate = self._client.uses_generate
         enforced = await probe_constraints(client, self._tokenizer)
         self.capabilities = replace(
             self.capabilities,
@@ -172,6 +187,7 @@ class VllmEngine:
         return {
             "version": self._remote.version,
             "model": self._remote.name,
+            "api": "generate" if self._client.uses_generate else "completions",
             "constraints": list(self.capabilities.constraints),
             "cached_tokens_told": self.capabilities.cached_tokens,
         }
