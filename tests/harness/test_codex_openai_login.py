@@ -55,6 +55,26 @@ def test_codex_sends_compressed_requests_and_compacts_remotely(
     report_run(assert_exact(generations, new=2))
 
 
+@pytest.mark.parametrize("name", ["dovetail", "OpenAI"])
+def test_codex_with_a_key_does_not_compress_requests(
+    name: str, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """Its feature is on by default, but applies to a login only. A change would be welcome."""
+    setup = server_setup(tmp_path / "server", QWEN3_CODER)
+    script = {"turns": turns(QWEN3_CODER, [text(DONE)]), "end": "fail"}
+    off = "--no-enable-responses-websocket"
+    with setup.server(script, off) as server, front_of(server.url) as front:
+        settings = ["--enable", "enable_request_compression"]
+        if name == "OpenAI":
+            provider = f'name="OpenAI", base_url="{front.url}/v1", wire_api="responses"'
+            settings += ["-c", 'model_provider="theirs"', "-c"]
+            settings += [f'model_providers.theirs={{{provider}, env_key="OPENAI_API_KEY"}}']
+        run = codex(sandbox, front.url, "Hello.", *settings, OPENAI_API_KEY="none")
+    assert run.result == DONE
+    requests = [one for one in front.requests if one.path == "/v1/responses"]
+    assert [one.sent.get("content-encoding") for one in requests] == [None]
+
+
 def test_codex_compacts_remotely_over_a_socket(
     sandbox: Sandbox, tmp_path: Path, report_run: ReportRun
 ) -> None:
