@@ -25,7 +25,7 @@ def turn(role: Role, *blocks: Block | str) -> Turn:
 
 
 def call(id: str) -> Turn:
-    return turn("assistant", ToolCallBlock(id, "run", "{}"))
+    return turn("assistant", _call(id))
 
 
 def result(id: str, *more: str) -> Turn:
@@ -125,3 +125,20 @@ def test_memory_is_bounded() -> None:
         moved.record(Identity(tenant="t"), SentTurns(turns, turns, 100), message)
     old = (turn("user", "Go."), call("c1"), result("c1", NEWER))
     assert moved.restore(Identity(tenant="t"), old).turns == old
+
+
+def test_long_conversation_does_not_displace_others() -> None:
+    """Only the last requests of each are stored: all of them together would need too much."""
+    moved, identity = MovedContent(max_chars=1000), Identity(tenant="t")
+    question = (turn("user", "Go.", CONTEXT),)
+    moved.record(identity, SentTurns(question, question, 100), Message((_call("other"),)))
+    history: tuple[Turn, ...] = (turn("user", "Go."),)
+    for at in range(20):
+        moved.record(identity, SentTurns(history, history, 200), Message((_call(f"c{at}"),)))
+        history = (*history, call(f"c{at}"), result(f"c{at}"))
+    later = (turn("user", "Go."), call("other"), result("other", NEWER))
+    assert moved.restore(identity, later).turns == (*question, *later[1:])
+
+
+def _call(id: str) -> ToolCallBlock:
+    return ToolCallBlock(id, "run", "{}")

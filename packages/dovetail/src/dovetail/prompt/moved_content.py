@@ -46,6 +46,17 @@ class SentTurns(NamedTuple):
 NO_TURNS = SentTurns((), ())
 
 
+_Key = tuple[str, str]
+
+
+class _StoredTurns(NamedTuple):
+    """The turns of a request, the keys that lead to them, and the keys of the request before it."""
+
+    turns: SentTurns
+    keys: tuple[_Key, ...]
+    keys_before: tuple[_Key, ...]
+
+
 class RestoredTurns(NamedTuple):
     """The turns of a request with moved content.
 
@@ -71,28 +82,39 @@ class MovedContent:
     __slots__ = ("_sent",)
 
     def __init__(self, max_chars: int = _MAX_CHARS) -> None:
-        self._sent: LruCache[tuple[str, str], SentTurns] = LruCache(
-            max_size=max_chars, size_of=lambda sent: sent.chars
+        self._sent: LruCache[_Key, _StoredTurns] = LruCache(
+            max_size=max_chars, size_of=lambda stored: stored.turns.chars
         )
 
     def restore(self, identity: Identity, turns: Turns) -> RestoredTurns:
         """Return turns with content that was moved to their end, where the model read it."""
-        before, is_current = self._find(identity, turns)
-        if before is None:
+        stored, is_current = self._find(identity, turns)
+        if stored is None:
             return RestoredTurns(turns)
+        before = stored.turns
         if before.used != before.sent or turns[: len(before.sent)] != before.sent:
             turns = _restore(turns, before)
         return RestoredTurns(turns, before, is_current)
 
     def record(self, identity: Identity, turns: SentTurns, response: Message) -> None:
-        """Record the turns of a request by the calls of its response and by its session."""
-        for block in response.blocks:
-            if isinstance(block, ToolCallBlock):
-                self._sent.put((identity.tenant, "call " + make_call_key(block.id)), turns)
-        if identity.session is not None:
-            self._sent.put((identity.tenant, "session " + identity.session), turns)
+        """Record the turns of a request by the calls of its response and by its session.
 
-    def _find(self, identity: Identity, turns: Turns) -> tuple[SentTurns | None, bool]:
+        Each request has its own copy of the history, so that only the last two requests of a
+        conversation are stored: a client may repeat the last one.
+        """
+        tenant, session = identity.tenant, identity.session
+        before, _ = self._find(identity, turns.sent)
+        calls = (block for block in response.blocks if isinstance(block, ToolCallBlock))
+        keys = tuple(_call_key(tenant, call) for call in calls)
+        stored = _StoredTurns(turns, keys, before.keys if before is not None else ())
+        for key in keys:
+            self._sent.put(key, stored)
+        if session is not None:
+            self._sent.put((tenant, "session " + session), stored)
+        for key in before.keys_before if before is not None else ():
+            self._sent.pop(key)
+
+    def _find(self, identity: Identity, turns: Turns) -> tuple[_StoredTurns | None, bool]:
         """Return the last known request that these turns continue, and whether it is current."""
         tenant, session = identity.tenant, identity.session
         is_current = True
@@ -101,19 +123,24 @@ class MovedContent:
                 continue
             for block in turn.blocks:
                 if isinstance(block, ToolCallBlock):
-                    known = self._sent.get((tenant, "call " + make_call_key(block.id)))
+                    known = self._sent.get(_call_key(tenant, block))
                     if known is not None:
                         return self._newer(tenant, session, known), is_current
             is_current = False
         last = self._sent.get((tenant, "session " + session)) if session is not None else None
         return last, False
 
-    def _newer(self, tenant: str, session: str | None, known: SentTurns) -> SentTurns:
+    def _newer(self, tenant: str, session: str | None, known: _StoredTurns) -> _StoredTurns:
         """Return the last request of the session if it continues this one."""
         last = self._sent.get((tenant, "session " + session)) if session is not None else None
-        if last is None or len(last.used) <= len(known.used):
+        used = known.turns.used
+        if last is None or len(last.turns.used) <= len(used):
             return known
-        return last if last.used[: len(known.used)] == known.used else known
+        return last if last.turns.used[: len(used)] == used else known
+
+
+def _call_key(tenant: str, call: ToolCallBlock) -> _Key:
+    return tenant, "call " + make_call_key(call.id)
 
 
 def _restore(turns: Turns, before: SentTurns) -> Turns:
