@@ -33,6 +33,7 @@ class Channel(IntEnum):
     LITERAL = auto()  # a parameter's value that is known to be JSON
     BODY = auto()  # arguments or complete calls in a self-delimiting notation
     DISCARDED = auto()  # the rest of a broken call, retained only as raw text
+    TRIAL = auto()  # what may be a call without its opening wrapper, see `unwrapped`
 
 
 class CallAction(Flag):
@@ -45,12 +46,16 @@ class CallAction(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge. `pad` is white space after the marker; `peek` does not consume the marker."""
+    """An edge. `pad` is white space after the marker; `peek` does not consume the marker.
+
+    The marker of a `prose` edge is text.
+    """
 
     mode: str
     action: CallAction = CallAction.NONE
     pad: str = ""
     peek: bool = False
+    prose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,20 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class UnwrappedCall:
+    """How a call starts if its opening wrapper is missing: with one of `heads`.
+
+    A head is the text before and after the tool's name. `mode` reads the call from there. With
+    `needs_closer`, the notation may also be ordinary text, such as JSON: it is a call only if the
+    closing wrapper follows.
+    """
+
+    mode: str
+    heads: tuple[tuple[str, str], ...]
+    needs_closer: bool = False
+
+
+@dataclass(frozen=True)
 class ToolFormat:
     """How a family writes calls. `entry` is the mode at the start of visible output."""
 
@@ -86,6 +105,7 @@ class ToolFormat:
     entry: str = "text"
     orphans: tuple[str, ...] = ()  # outer closers: dropped if no call is open
     lead: str = ""  # white space written before a call that is not at the start
+    unwrapped: UnwrappedCall | None = None  # calls without their opening wrapper
 
 
 @dataclass(frozen=True)
@@ -154,6 +174,7 @@ class Grammar:
         self.tools = tools
         self.reasoning = reasoning
         self.entry = tools.entry if tools else "text"
+        self.after_calls = "text"  # the mode of text behind a gap
         modes = combine_formats(tools, reasoning)
         self.states = {name: CompiledMode(name, modes) for name in modes}
         self.starts_inside = reasoning is not None and reasoning.starts_inside

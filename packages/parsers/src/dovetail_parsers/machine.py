@@ -14,9 +14,9 @@ from typing import ClassVar
 from dovetail_model import Event
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress
-from dovetail_parsers.arguments.json_validator import QUOTES
 from dovetail_parsers.grammar import CallAction, Channel, Edge
-from dovetail_parsers.transitions import PROSE_CHANNELS, MachineState
+from dovetail_parsers.transitions import PROSE_CHANNELS
+from dovetail_parsers.trials import TrialMachine
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
@@ -26,14 +26,12 @@ _KEY = re.compile(r"\s{0,50}[^<>\r\n]{0,500}\s{0,50}")  # markup means that its 
 _ID = re.compile(r"\s{0,50}[^\s<>{}\[\]]{0,500}\s{0,50}")
 _WORD = re.compile(r"(?s:.{0,600})")  # an attribute
 _MAX_WORD_CHARS = 1000  # longer than any allowed word with the marker after it
-_LOOK_AHEAD_CHARS = 256  # white space between a value's closer and what must follow it
 _BRACKETS, _BRACKETS_AND_PARENS = re.compile(r"[{}\[\]]"), re.compile(r"[{}\[\]()]")
-_MAX_CLOSERS = 8  # more than any format nests
 _LITERAL = schemas.ANY - schemas.STRING
 _ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
 
-class StateMachine(MachineState):
+class StateMachine(TrialMachine):
     """Parses one stream of one family."""
 
     __slots__ = ()
@@ -54,15 +52,21 @@ class StateMachine(MachineState):
                 return [event]
         self._boundary = len(held)
         self._run(text, final=False)
+        if self._pending:
+            self._resolve_trials()
         return self._spans.take_events()
 
     def finish(self) -> list[Event]:
         self._plain, self._boundary = self._plain_held, 0
         self._run(self._held, final=True)
-        while self._origin is not None and not self._ends_in_header():
+        ended = self._finish_trials()
+        while self._origin is not None and not ended and not self._ends_in_header():
             self._call.diagnose("incomplete_head")
             self._revert()
             self._run(self._held, final=True)
+            ended = self._finish_trials()
+        if ended:
+            return self._spans.take_events()
         if self._call.is_open:
             self._finish_call()
         elif self._decoder is not None:
@@ -196,6 +200,7 @@ class StateMachine(MachineState):
             self._origin = None
             if not entry:
                 self._spans.end_frame()
+                self._state = self._grammar.states[self._grammar.after_calls]
         return at
 
     def _read_word(
@@ -312,64 +317,6 @@ class StateMachine(MachineState):
         self._enter(edge)
         return end + len(marker)
 
-    def _ends_value(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
-        """Return whether a marker ends the value; None means that more text is needed."""
-        if marker in self._state.edges:
-            return self._closes(buffer, at, marker, final)
-        if marker in self._state.nested:
-            self._nested += 1
-            return False
-        if self._nested:
-            self._nested -= 1
-            return False
-        return self._closes_all(buffer, at, marker, final)
-
-    def _closes(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
-        """Return whether a marker ends the value: only if a marker of the next mode follows.
-
-        None means that more text is needed.
-        """
-        target = self._grammar.states[self._state.edges[marker].mode]
-        start = at + len(marker)
-        end = _SPACE.match(buffer, start).end()  # type: ignore[union-attr]
-        if end - start > _LOOK_AHEAD_CHARS:
-            return False
-        if end == len(buffer):
-            return True if final else None
-        undecided, following = target.scanner.match(buffer, end)
-        if undecided:
-            return True if final else None
-        return following is not None
-
-    def _closes_all(self, buffer: str, at: int, marker: str, final: bool) -> bool | None:
-        """Return whether the closers of everything that contains the value start at `at`.
-
-        Only white space may separate them, and the end of the output, the opener of a call or text
-        must follow. If there is only one closer, text may belong to the value, as it does behind
-        closers that are quoted. None means that more text is needed.
-        """
-        edge, count = self._state.enclosing[marker], 1
-        while True:
-            at += len(marker)
-            target = self._grammar.states[edge.mode]
-            end = _SPACE.match(buffer, at).end()  # type: ignore[union-attr]
-            if end - at > _LOOK_AHEAD_CHARS:
-                return False
-            if end == len(buffer):
-                return True if final else None
-            undecided, following = target.scanner.match(buffer, end)
-            if undecided:
-                return True if final else None
-            if following is None:
-                is_text = count > 1 and target.channel is Channel.TEXT
-                return is_text and buffer[at] not in QUOTES and buffer[end] != "<"
-            marker, edge, count = following, target.edges[following], count + 1
-            if self._grammar.states[edge.mode].in_head or count == _MAX_CLOSERS:
-                return True
-            if target.channel is Channel.TEXT:
-                return edge.mode == "reasoning"
-            at = end
-
     # Bodies
 
     def _body(self, buffer: str, at: int, final: bool) -> int:
@@ -380,7 +327,7 @@ class StateMachine(MachineState):
         calls = self._call.index
         progress, at = self._decoder.feed(buffer, at, self._call)
         if self._call.index > calls:
-            self._origin = None
+            self._origin, self._broken = None, False
         if progress is Progress.FAIL:
             return self._fail(at, "malformed_call")
         if progress is Progress.END:
@@ -436,4 +383,5 @@ class StateMachine(MachineState):
         Channel.LITERAL: _raw_value,
         Channel.BODY: _body,
         Channel.DISCARDED: _discarded,
+        Channel.TRIAL: TrialMachine._hold,
     }

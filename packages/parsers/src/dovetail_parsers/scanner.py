@@ -54,6 +54,80 @@ class Scanner:
         return False, text if text in self.markers else None
 
 
+class _Literals:
+    """Many markers that are compared one by one: they depend on the request."""
+
+    __slots__ = ("_by_start", "_start", "longest")
+
+    def __init__(self, markers: Iterable[str], start: int) -> None:
+        longer = sorted(markers, key=len, reverse=True)
+        self._start = start  # characters that select the markers to compare
+        self._by_start: dict[str, list[str]] = {}
+        for marker in longer:
+            self._by_start.setdefault(marker[:start], []).append(marker)
+        self.longest = len(longer[0])
+
+    @property
+    def starts(self) -> Iterable[str]:
+        return self._by_start
+
+    def match(self, buffer: str, at: int) -> tuple[bool, str | None]:
+        """Return the marker at `at`. The flag means: undecided, wait for more text."""
+        candidates = self._by_start.get(buffer[at : at + self._start], ())
+        for marker in candidates:
+            if buffer.startswith(marker, at):
+                return False, marker
+        rest = buffer[at : at + self.longest]
+        if at + len(rest) < len(buffer):
+            return False, None
+        if len(rest) < self._start:
+            return any(start.startswith(rest) for start in self._by_start), None
+        return any(marker.startswith(rest) for marker in candidates), None
+
+
+class LineScanner(Scanner):
+    """A scanner with many further markers that all start with a line break."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, markers: Iterable[str], lines: Iterable[str]) -> None:
+        super().__init__(markers)
+        self._lines = _Literals(lines, 2)
+        starts = "".join(re.escape(start[1]) for start in self._lines.starts)
+        self.spot = re.compile(rf"{_pattern(self.markers)}|\n(?:[{starts}]|\Z)").search
+
+    def search(
+        self, buffer: str, start: int, final: bool, within: int = sys.maxsize
+    ) -> tuple[int, str | None]:
+        stop = min(len(buffer), start + within)
+        found = self.spot(buffer, start, stop)
+        while found is not None:
+            at, text = found.start(), found.group()
+            if text[0] == "\n":
+                undecided, line = self._lines.match(buffer, at)
+                if line is not None or (undecided and not final):
+                    return at, line
+            elif not final and found.end() == len(buffer) and text in self._partial:
+                return at, None
+            elif text in self.markers:
+                return at, text
+            found = self.spot(buffer, at + 1, stop)
+        return stop, None
+
+
+class LiteralScanner(Scanner):
+    """A scanner for the start of text that has many markers."""
+
+    __slots__ = ("_literals",)
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        super().__init__(())
+        self._literals = _Literals(markers, 1)
+
+    def match(self, buffer: str, start: int) -> tuple[bool, str | None]:
+        return self._literals.match(buffer, start)
+
+
 def _pattern(markers: Iterable[str]) -> str:
     root: _Trie = {}
     for marker in markers:

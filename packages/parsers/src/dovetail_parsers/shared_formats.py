@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dovetail_parsers.arguments.envelope import Envelope
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat, UnwrappedCall
 
 _BOTH = CallAction.OPEN | CallAction.CLOSE
 _TAG = re.compile(r"(<\|?|\[)(\w+(?:\|?>|\]))")
@@ -159,7 +159,17 @@ def json_envelope_format(
     }
     if not closers:
         modes["again"] = Mode(Channel.BODY, body=replace(envelope, bare=True), end=Edge("done"))
-    return ToolFormat(modes=modes, orphans=tuple(closers), lead=lead)
+    unwrapped = json_without_opener("call", envelope) if closers else None
+    return ToolFormat(modes=modes, orphans=tuple(closers), lead=lead, unwrapped=unwrapped)
+
+
+def json_without_opener(mode: str, envelope: Envelope) -> UnwrappedCall:
+    """Return how JSON calls start without their opener: alone they are ordinary JSON."""
+    starts = (f'"{key}":{space}"' for key in envelope.name for space in (" ", ""))
+    heads = [(start, '"') for start in starts] if envelope.name else [('"', '":')]
+    lists = ("{", "[{") if not envelope.many else ("[{",)
+    found = tuple((f"{bracket}{start}", end) for bracket in lists for start, end in heads)
+    return UnwrappedCall(mode, found, needs_closer=True)
 
 
 def more_calls(mode: str, *starts: str) -> dict[str, Edge]:

@@ -12,6 +12,7 @@ from dovetail_parsers.arguments.body import BodyDecoder
 from dovetail_parsers.call import CallBuilder
 from dovetail_parsers.grammar import CallAction, Channel, CompiledMode, Edge, Grammar
 from dovetail_parsers.spans import SpanBuilder
+from dovetail_parsers.unwrapped import Piece, Trial, with_tool_names
 
 PROSE_CHANNELS = (Channel.TEXT, Channel.REASONING, Channel.DISCARDED)
 
@@ -23,6 +24,7 @@ class MachineState:
     """
 
     __slots__ = (
+        "_base",
         "_boundary",
         "_broken",
         "_call",
@@ -38,6 +40,7 @@ class MachineState:
         "_origin",
         "_own_id",
         "_parts",
+        "_pending",
         "_plain",
         "_plain_held",
         "_rewind",
@@ -45,6 +48,9 @@ class MachineState:
         "_spans",
         "_special",
         "_state",
+        "_tools",
+        "_trial",
+        "_unwrapped_failures",
         "_wait",
         "_word",
     )
@@ -55,14 +61,18 @@ class MachineState:
         tools: Mapping[str, ToolSpec],
         in_reasoning: bool | None,
         special: frozenset[str] | None = None,
+        *,
+        unwrapped: bool = True,
     ) -> None:
-        self._grammar = grammar
+        self._grammar = with_tool_names(grammar, tuple(tools)) if unwrapped else grammar
+        self._base = grammar
+        self._tools = tools
         self._special = grammar.special if special is None else grammar.special & special
         self._spans = SpanBuilder()
         self._call = CallBuilder(self._spans, tools, grammar.name)
         inside = grammar.starts_inside if in_reasoning is None else in_reasoning
-        start = "reasoning" if inside and "reasoning" in grammar.states else grammar.entry
-        self._state = grammar.states[start]
+        start = "reasoning" if inside and "reasoning" in grammar.states else self._grammar.entry
+        self._state = self._grammar.states[start]
         self._held = ""  # text that waits for more
         self._wait = False
         self._plain = self._plain_held = False  # text that contains no special token
@@ -83,6 +93,11 @@ class MachineState:
         self._nested = 0  # openers of calls in the value without their closers
         self._own_id: str | None = None
         self._decoder: BodyDecoder | None = None
+        # A possible call without its opening wrapper, its text that is not parsed yet, and the
+        # length of all texts that were not calls after all.
+        self._trial: Trial | None = None
+        self._pending: list[Piece] = []
+        self._unwrapped_failures = 0
 
     @property
     def thinking(self) -> bool:
@@ -130,6 +145,10 @@ class MachineState:
             self._begin_head(state, target, marker)
         elif marker not in state.mode.on and (from_prose or self._call.is_open):
             self._call.diagnose("stray_marker" if from_prose else "unexpected_marker")
+        if edge.prose:
+            self._spans.write("text", marker)
+            self._state = target
+            return at + len(marker)
         if not edge.peek:
             self._spans.add_markup(marker)
         self._enter(edge)
@@ -185,7 +204,8 @@ class MachineState:
         assert self._origin is not None
         origin, self._origin = self._origin, None
         from_prose = origin.channel in PROSE_CHANNELS or origin.name == self._grammar.entry
-        self._broken = from_prose and not origin.edges[self._head_marker].peek
+        edge = origin.edges.get(self._head_marker)
+        self._broken = from_prose and edge is not None and not edge.peek
         raw = self._spans.raw
         self._rewind = "".join(raw[self._head_at :])
         del raw[self._head_at :]

@@ -7,7 +7,7 @@ must not run, `("cut", name)`.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parser_cases import TOOLS
@@ -102,8 +102,8 @@ def _values_with_closers(tail: str, own: str) -> Iterator[tuple[str, str]]:
 def _missing_opener(wire: Wire) -> Iterator[Slip]:
     kind = "missing_opener"
     text = wire.call + wire.closer
-    if not wire.opener or wire.family in UNMARKED:
-        return
+    if not wire.opener or wire.family in UNMARKED or wire.family == "solar":
+        return  # the id before a name of Solar is free text
     if wire.shape in JSON_SHAPES and not wire.closer:
         # plain JSON without any marker is an ordinary response
         yield _slip(kind, wire, "unmarked", text, ("text", text))
@@ -117,6 +117,29 @@ def _missing_opener(wire: Wire) -> Iterator[Slip]:
     if not starts_with_marker and wire.family != "harmony":
         for variant, prose in _mentions(text):
             yield _slip("mentioned_call", wire, variant, prose, ("text", prose))
+        if wire.family not in MESSAGES:
+            yield from _not_calls(wire)
+
+
+def _not_calls(wire: Wire) -> Iterator[Slip]:
+    """Complete calls without their wrapper that are quoted, or that name no offered tool."""
+    kind, text = "mentioned_call", wire.call + wire.closer
+    for fence in ("```", "~~~", "````"):
+        quoted = f"Like this:\n{fence}\n{text}\n{fence}\nDone."
+        yield _slip(kind, wire, f"fence{fence}", quoted, ("text", quoted))
+    opened = f"```json\n{text}\n```"
+    yield _slip(kind, wire, "fence_at_the_start", opened, ("text", opened))
+    for variant, prose in (
+        ("rest_of_line", f"{wire.call.strip()}. So it is written."),
+        ("list_item", f"- {wire.call.strip()}"),
+        ("indented", f"So:\n    {wire.call.strip()}"),
+    ):
+        if wire.family != "deepseek_v3":  # its fence ends a call
+            yield _slip(kind, wire, variant, prose, ("text", prose))
+    other = wire.call.replace("get_weather", "launch").strip()
+    yield _slip(kind, wire, "other_tool", other, ("text", other))
+    alone = wire.call.strip()
+    yield replace(_slip(kind, wire, "no_tools", alone, ("text", alone)), tools=[])
 
 
 def _mentions(text: str) -> Iterator[tuple[str, str]]:
@@ -215,6 +238,7 @@ def _raw_patch(wire: Wire) -> Iterator[Slip]:
 _GENERATORS = (
     _closing_tag,
     _missing_value_closer,
+    _missing_opener,
     _broken_call,
     _two_calls,
     _attributes,

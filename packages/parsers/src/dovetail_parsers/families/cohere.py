@@ -3,9 +3,17 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ReasoningFormat, ToolFormat
-from dovetail_parsers.shared_formats import more_calls, next_call
+from dovetail_parsers.shared_formats import json_without_opener, more_calls, next_call
 
 _FRAMES = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+_ENVELOPE = Envelope(
+    name=("tool_name", "name"),
+    arguments=("parameters", "arguments"),
+    id=("tool_call_id",),
+    many=True,
+    write_id=True,
+)
 
 FAMILY = Family(
     name="cohere_command3",
@@ -24,13 +32,7 @@ FAMILY = Family(
             "text": Mode(Channel.TEXT, on={"<|START_ACTION|>": Edge("calls")}),
             "calls": Mode(
                 Channel.BODY,
-                body=Envelope(
-                    name=("tool_name", "name"),
-                    arguments=("parameters", "arguments"),
-                    id=("tool_call_id",),
-                    many=True,
-                    write_id=True,
-                ),
+                body=_ENVELOPE,
                 end=Edge("done"),
             ),
             "done": Mode(
@@ -41,6 +43,7 @@ FAMILY = Family(
             "more": next_call("calls", "[", "{"),
         },
         orphans=("<|END_ACTION|>", *_FRAMES),
+        unwrapped=json_without_opener("calls", _ENVELOPE),
     ),
     reasoning=ReasoningFormat(
         openers=("<|START_THINKING|>",), closers=("<|END_THINKING|>",), frames=_FRAMES

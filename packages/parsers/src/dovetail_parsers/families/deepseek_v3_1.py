@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat, UnwrappedCall
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -26,6 +26,7 @@ TOOLS = ToolFormat(
         "done": Mode(Channel.GAP, on={_CALL: Edge("name"), _END: Edge("text")}),
     },
     orphans=(_END, _CALL_END),
+    unwrapped=UnwrappedCall("name", (("", "<｜tool▁sep｜>"),)),
 )
 
 FAMILY = Family(

@@ -3,7 +3,15 @@
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.arguments.json_validator import Dialect
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.grammar import (
+    CallAction,
+    Channel,
+    Edge,
+    Mode,
+    ReasoningFormat,
+    ToolFormat,
+    UnwrappedCall,
+)
 
 
 def braced_format(opener: str, closer: str, quote: str) -> ToolFormat:
@@ -25,6 +33,7 @@ def braced_format(opener: str, closer: str, quote: str) -> ToolFormat:
             ),
         },
         orphans=(closer,),
+        unwrapped=UnwrappedCall("head", (("call:", "{"),)),
     )
 
 

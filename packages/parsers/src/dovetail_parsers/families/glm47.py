@@ -1,7 +1,7 @@
 """GLM-4.5 to GLM-5, Ling 3, Poolside Laguna: the name, then pairs of key and value."""
 
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat, UnwrappedCall
 
 TOOLS = ToolFormat(
     modes={
@@ -23,6 +23,7 @@ TOOLS = ToolFormat(
         ),
     },
     orphans=("</tool_call>",),
+    unwrapped=UnwrappedCall("name", (("", "<arg_key>"), ("", "\n<arg_key>"), ("", "</tool_call>"))),
 )
 
 FAMILY = Family(

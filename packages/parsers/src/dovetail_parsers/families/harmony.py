@@ -14,6 +14,7 @@ from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, Route, Too
 
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<>{}\"'=,;|]+)")
 _HEADER = {"<|start|>": Edge("header"), "<|channel|>": Edge("header")}
+_HEADERS = {start: Edge("header", peek=True) for start in ("to=", "commentary to=", "analysis to=")}
 _ENDS = {marker: Edge("text") for marker in ("<|end|>", "<|return|>", "<|call|>")}
 _STRAY = {marker: Edge("text") for marker in ("<|message|>", "<|constrain|>")}
 
@@ -54,7 +55,7 @@ FAMILY = Family(
         entry="start",
         modes={
             # the prompt ends with `<|start|>assistant`, so the output may start with a recipient
-            "start": Mode(Channel.GAP, on=_HEADER, tolerate={"to=": Edge("header", peek=True)}),
+            "start": Mode(Channel.GAP, on=_HEADER, tolerate=_HEADERS),
             "text": Mode(Channel.TEXT, on=_HEADER | _ENDS, tolerate=_STRAY),
             "header": Mode(
                 Channel.HEADER,

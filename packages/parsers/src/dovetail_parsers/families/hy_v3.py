@@ -6,7 +6,15 @@ of JSON calls in the section. Both are parsed, neither is written.
 
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.grammar import (
+    CallAction,
+    Channel,
+    Edge,
+    Mode,
+    ReasoningFormat,
+    ToolFormat,
+    UnwrappedCall,
+)
 
 SUFFIX = ":opensource"
 
@@ -50,6 +58,7 @@ TOOLS = ToolFormat(
         "done": _mode(Channel.GAP, {"<tool_call>": Edge("name"), "</tool_calls>": Edge("text")}),
     },
     orphans=("</tool_calls>", f"</tool_calls{SUFFIX}>"),
+    unwrapped=UnwrappedCall("name", (("", "<tool_sep>"), ("", f"<tool_sep{SUFFIX}>"))),
 )
 
 FAMILY = Family(

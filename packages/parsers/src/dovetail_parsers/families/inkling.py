@@ -6,7 +6,7 @@ from dovetail_model import OutputBlock, ReasoningBlock, ToolCallBlock
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
-from dovetail_parsers.shared_formats import more_calls, next_call
+from dovetail_parsers.shared_formats import json_without_opener, more_calls, next_call
 
 _ENVELOPE = Envelope(arguments=("args", "arguments"))
 _KINDS = {
@@ -46,6 +46,7 @@ FAMILY = Family(
     template_markers=("<|message_model|>",),
     unified=write,
     tools=ToolFormat(
+        unwrapped=json_without_opener("call", _ENVELOPE),
         modes={
             "text": Mode(Channel.TEXT, on=_MESSAGE | _ENDS, tolerate=_KINDS),
             "header": Mode(Channel.HEADER, on=_KINDS, tolerate=_ENDS),

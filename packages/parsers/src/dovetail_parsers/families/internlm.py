@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
-from dovetail_parsers.shared_formats import more_calls, next_call
+from dovetail_parsers.shared_formats import json_without_opener, more_calls, next_call
 
 FAMILY = Family(
     name="internlm",
@@ -32,5 +32,6 @@ FAMILY = Family(
             "more": next_call("call", "{", "["),
         },
         orphans=("<|action_end|>",),
+        unwrapped=json_without_opener("call", Envelope()),
     ),
 )

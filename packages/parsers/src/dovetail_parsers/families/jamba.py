@@ -3,7 +3,7 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.family import Family
 from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
-from dovetail_parsers.shared_formats import more_calls, next_call
+from dovetail_parsers.shared_formats import json_without_opener, more_calls, next_call
 
 FAMILY = Family(
     name="jamba",
@@ -17,6 +17,7 @@ FAMILY = Family(
     },
     template_markers=("<tool_calls>",),
     tools=ToolFormat(
+        unwrapped=json_without_opener("calls", Envelope(many=True)),
         modes={
             "text": Mode(Channel.TEXT, on={"<tool_calls>": Edge("calls")}),
             "calls": Mode(Channel.BODY, body=Envelope(many=True), end=Edge("done")),

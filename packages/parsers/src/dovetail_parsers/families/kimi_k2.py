@@ -7,7 +7,7 @@ import re
 
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ToolFormat, UnwrappedCall
 
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?\Z")
 
@@ -65,6 +65,7 @@ TOOLS = ToolFormat(
         ),
     },
     orphans=("<|tool_calls_section_end|>", "<|tool_call_section_end|>", "<|tool_call_end|>"),
+    unwrapped=UnwrappedCall("name", (("functions.", ":"), ("", "<|tool_call_argument_begin|>"))),
 )
 
 FAMILY = Family(

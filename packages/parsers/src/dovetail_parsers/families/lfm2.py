@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat, UnwrappedCall
 from dovetail_parsers.shared_formats import more_calls, next_call
 
 _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -22,5 +22,6 @@ FAMILY = Family(
             "more": next_call("calls", "["),
         },
         orphans=(_END,),
+        unwrapped=UnwrappedCall("calls", (("[", "("),), needs_closer=True),
     ),
 )

@@ -3,7 +3,15 @@
 from dovetail_parsers.arguments.envelope import Envelope
 from dovetail_parsers.arguments.json_body import JsonBody
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import CallAction, Channel, Edge, Mode, ReasoningFormat, ToolFormat
+from dovetail_parsers.grammar import (
+    CallAction,
+    Channel,
+    Edge,
+    Mode,
+    ReasoningFormat,
+    ToolFormat,
+    UnwrappedCall,
+)
 from dovetail_parsers.shared_formats import mirrored_closers, more_calls, next_call
 
 TOOLS = ToolFormat(
@@ -36,6 +44,7 @@ TOOLS = ToolFormat(
         ),
         "more": next_call("again", "[", "{"),
     },
+    unwrapped=UnwrappedCall("name", (("", "[ARGS]"), ("", "[CALL_ID]"))),
 )
 
 FAMILY = Family(

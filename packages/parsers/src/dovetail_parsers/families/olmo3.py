@@ -2,7 +2,7 @@
 
 from dovetail_parsers.arguments.pythonic import Pythonic
 from dovetail_parsers.family import Family
-from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat
+from dovetail_parsers.grammar import Channel, Edge, Mode, ToolFormat, UnwrappedCall
 
 _BEGIN, _END = "<function_calls>", "</function_calls>"
 
@@ -20,5 +20,6 @@ FAMILY = Family(
             "done": Mode(Channel.GAP, on={_END: Edge("text")}),
         },
         orphans=(_END,),
+        unwrapped=UnwrappedCall("calls", (("", "("),), needs_closer=True),
     ),
 )

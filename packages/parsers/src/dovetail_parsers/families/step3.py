@@ -30,7 +30,11 @@ FAMILY = Family(
     tools=ToolFormat(
         modes={
             **_INVOKE.modes,
-            "text": Mode(Channel.TEXT, on={_BEGIN: Edge("begun")}, tolerate={_CALL: Edge("kind")}),
+            "text": Mode(
+                Channel.TEXT,
+                on={_BEGIN: Edge("begun")},
+                tolerate=_INVOKE.modes["section"].edges | {_CALL: Edge("kind")},
+            ),
             "begun": Mode(Channel.GAP, on={_CALL: Edge("kind")}),
             "kind": Mode(Channel.GAP, on={"function<｜tool_sep｜>": Edge("section")}),
             "done": Mode(
