@@ -12,6 +12,7 @@ import pytest
 from server_process import qwen_folder
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, runs_locally
+from dovetail.engines.vllm import process
 from dovetail.engines.vllm.embedded import create_embedded
 from dovetail.engines.vllm.process import (
     LoadProgress,
@@ -80,6 +81,22 @@ def test_the_stages_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> N
     stages = [record.__dict__["fields"]["stage"] for record in caplog.records]
     assert stages == lines[1:]
     assert progress.error == ""
+
+
+def test_a_long_stage_is_logged_repeatedly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(process, "PROGRESS_INTERVAL_SECONDS", 0.05)
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nsleep 1\n")
+    program.chmod(0o755)
+    engine = create_embedded(
+        EngineSetup(ByteTokenizer(()), tmp_path, options={"python": str(program)})
+    )
+    with pytest.raises(EngineUnavailable, match="exited with status 0"):
+        asyncio.run(engine.start())
+    assert sum(record.message == "engine_loading" for record in caplog.records) > 2
 
 
 def test_the_reason_of_a_failure_is_the_first_specific_error() -> None:

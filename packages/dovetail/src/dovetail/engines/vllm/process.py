@@ -1,5 +1,6 @@
 """The child process that runs vLLM: its options, its progress, and why it failed."""
 
+import asyncio
 import logging
 import re
 import sys
@@ -12,9 +13,11 @@ import msgspec
 
 from dovetail.engines.process import ProcessSpec
 from dovetail.engines.registry import EngineSetupError, parse_options
-from dovetail.engines.steps.process import CHILD_SCRIPT, StepProcess, has_package
+from dovetail.engines.steps.client import StepAddress
+from dovetail.engines.steps.process import CHILD_SCRIPT, ListenOptions, StepProcess, has_package
 from dovetail_model import EngineUnavailable
 
+PROGRESS_INTERVAL_SECONDS = 15.0
 CHILD_MODULE = "dovetail.engines.vllm.child.loader"
 INSTALL_HINT = (
     "install vLLM in an environment of its own and set --engine-option python=PATH to its "
@@ -23,8 +26,8 @@ INSTALL_HINT = (
 #: Time, level and source file before the text of vLLM's log lines.
 _LOG_PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ \d\d-\d\d [\d:.]+ )?(?:\[[^\]]+\] )?")
 _STAGE = re.compile(
-    r"Initializing a V1|Download|Fetching|Starting to load|Loading |\w+ KV cache size|Capturing"
-    r"|Compiling|torch\.compile|init engine"
+    r"Initializing a V1|Time spent downloading|Download|Fetching|Starting to load|Loading "
+    r"|\w+ KV cache size|Capturing|Compiling|torch\.compile|init engine"
 )
 _LAST_STAGE = "init engine"
 _ERROR = re.compile(r"\b((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit): .+)")
@@ -107,6 +110,21 @@ class VllmProcess(StepProcess):
             CHILD_MODULE,
         )
 
+    async def start(
+        self, config: Mapping[str, Any], *, tcp: bool = False, listen: ListenOptions | None = None
+    ) -> StepAddress:
+        """Load the model, and log its progress meanwhile: a download may take long."""
+        progress = asyncio.create_task(self._log_progress())
+        try:
+            return await super().start(config, tcp=tcp, listen=listen)
+        finally:
+            progress.cancel()
+
+    async def _log_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
+            self._progress.log()
+
     def check_installed(self) -> None:
         """Raise an error with the remedy if this interpreter is used and has no vLLM."""
         if self._python is None and not has_package("vllm"):
@@ -131,6 +149,7 @@ class LoadProgress:
         self._model = model
         self._started = time.monotonic()
         self._loaded = False
+        self._stage = "starting"
         self.error = ""
 
     def add_line(self, line: str) -> None:
@@ -142,9 +161,14 @@ class LoadProgress:
                 self.error = error[1]
         elif not self._loaded and _STAGE.match(text):
             self._loaded = text.startswith(_LAST_STAGE)
-            duration = round((time.monotonic() - self._started) * 1000)
-            fields = {"engine": "vllm", "model": self._model, "stage": text[:_MAX_REASON_CHARS]}
-            _log.info("engine_loading", extra={"fields": {**fields, "duration_ms": duration}})
+            self._stage = text[:_MAX_REASON_CHARS]
+            self.log()
+
+    def log(self) -> None:
+        """Log the current stage. Called at each stage, and at intervals within long ones."""
+        duration = round((time.monotonic() - self._started) * 1000)
+        fields = {"engine": "vllm", "model": self._model, "stage": self._stage}
+        _log.info("engine_loading", extra={"fields": {**fields, "duration_ms": duration}})
 
 
 def _is_unspecific(text: str) -> bool:
