@@ -5,6 +5,7 @@ vLLM's own API server, on the CPU with a tiny model. Both stream Chat Completion
 the engine core sustains.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from vllm_environment import ENVIRONMENT
 
 from benchmarks.frontend import client
 from benchmarks.frontend.cpu import engine_process, resident
-from benchmarks.frontend.load import Cost, StreamRequest
+from benchmarks.frontend.load import Cost
+from benchmarks.frontend.requests import PATHS, body
 from benchmarks.frontend.rounds import Costs
 from benchmarks.frontend.servers import Frontend
 
@@ -51,11 +53,17 @@ def case_name(streams: int) -> str:
 def _run(frontend: Frontend, streams: int) -> Cost:
     """Read all streams to their ends. The weights are random, so the limit ends the output."""
     begun, child = frontend.spent(), frontend.child_spent()
-    request = StreamRequest("chat", CUE, TOKENS)
-    seen = client.run(request.plan(frontend.port, streams))
+    bodies = tuple(_body(number) for number in range(streams))
+    seen = client.run(client.Plan(frontend.port, PATHS["chat"], bodies, streams))
     spent, child = frontend.spent().since(begun), frontend.child_spent().since(child)
     took = max(one.times[-1] for one in seen) - min(one.sent for one in seen)
     return Cost(streams * TOKENS, len(seen), took / 1e9, spent, child)
+
+
+def _body(number: int) -> str:
+    """Return a request. Without sampling, the output repeats few tokens, as text does."""
+    fields = json.loads(body("chat", NAME, f"{number}: {CUE}", TOKENS))
+    return json.dumps({**fields, "temperature": 0})
 
 
 @contextmanager
