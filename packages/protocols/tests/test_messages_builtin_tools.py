@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from dovetail_model import Request, ServerTool
+from dovetail_model import (
+    Request,
+    SealedTextBlock,
+    ServerTool,
+    TextBlock,
+    ToolCallBlock,
+    ToolResultBlock,
+)
 from dovetail_protocols import MESSAGES
 
 SEARCH = {
@@ -130,3 +137,58 @@ def test_kind_of_a_server_tool(type: str, kind: str) -> None:
 def test_tool_choice_requires_a_server_tool(choice: object, required: bool) -> None:
     (tool,) = decode(tools=[SEARCH], tool_choice=choice).server_tools
     assert tool.required is required
+
+
+def test_options_without_effect_are_listed() -> None:
+    tool = {**SEARCH, "allowed_callers": ["direct"], "cache_control": {"type": "ephemeral"}}
+    (found,) = decode(tools=[tool]).server_tools
+    assert found.unused == ("tools[0].allowed_callers",)
+
+
+def test_message_with_searches_is_split_into_turns() -> None:
+    page = {"type": "web_search_result", "url": "u", "title": "T", "encrypted_content": "E"}
+    content = [
+        {"type": "text", "text": "a"},
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search",
+         "input": {"query": "q"}},
+        {"type": "server_tool_use", "id": "srvtoolu_2", "name": "web_fetch", "input": {"url": "u"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [page]},
+        {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_2", "content": {
+            "type": "web_fetch_tool_result_error", "error_code": "unavailable"}},
+        {"type": "text", "text": "b", "citations": [{"type": "web_search_result_location"}]},
+        {"type": "tool_use", "id": "toolu_3", "name": "look_up", "input": {}},
+    ]  # fmt: skip
+    request = decode(
+        messages=[
+            {"role": "user", "content": "Hello?"},
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": "More."},
+        ]
+    )
+    assert [turn.role for turn in request.turns] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert request.turns[1].blocks == (
+        TextBlock("a"),
+        ToolCallBlock("toolu_1", "web_search", '{"query":"q"}'),
+        ToolCallBlock("toolu_2", "web_fetch", '{"url":"u"}'),
+    )
+    assert request.turns[2].blocks == (
+        ToolResultBlock("toolu_1", (SealedTextBlock("T\nu", seal="E"),)),
+        ToolResultBlock("toolu_2", (TextBlock("Error: web_fetch failed: unavailable"),)),
+    )
+    assert request.turns[3].blocks == (
+        TextBlock("b"),
+        ToolCallBlock("toolu_3", "look_up", "{}"),
+    )
+
+
+def test_search_without_its_result_is_text() -> None:
+    use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    request = decode(messages=[{"role": "user", "content": "Hello?"},
+                               {"role": "assistant", "content": [use]}])  # fmt: skip
+    assert request.turns[1].blocks == (TextBlock("[web_search {}]"),)

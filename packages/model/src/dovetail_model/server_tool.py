@@ -22,6 +22,7 @@ class ServerTool(msgspec.Struct, frozen=True):
     `allowed_domains`, `blocked_domains`: Domains, with an optional path, of the results.
     `location`: The user's approximate location, as the client sent it.
     `max_content_tokens`: The maximum length of a fetched page.
+    `unused`: The paths of options that have no effect.
     """
 
     kind: ServerToolKind
@@ -36,6 +37,7 @@ class ServerTool(msgspec.Struct, frozen=True):
     blocked_domains: tuple[str, ...] = ()
     location: Mapping[str, Any] | None = None
     max_content_tokens: int | None = None
+    unused: tuple[str, ...] = ()
 
 
 class WebResult(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ from dovetail_protocols.request_body import convert
 SEARCH_NAME, FETCH_NAME = "web_search", "web_fetch"
 _SEARCH_TYPE = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
 
+_USED_FIELDS = frozenset(("type", "filters", "user_location"))
+
 
 class SearchFilters(msgspec.Struct, frozen=True):
     """The domains of the results."""
@@ -39,6 +41,7 @@ def decode_web_search(
     filters = options.filters or SearchFilters()
     location = options.user_location or {}
     nested = location.get("approximate")
+    fields = value if isinstance(value, dict) else {}
     search = ServerTool(
         kind="web_search",
         name=SEARCH_NAME,
@@ -48,6 +51,9 @@ def decode_web_search(
         allowed_domains=tuple(filters.allowed_domains or ()),
         blocked_domains=tuple(filters.blocked_domains or ()),
         location=(nested if isinstance(nested, dict) else location) or None,
+        unused=tuple(f"{path}.{name}" for name in fields if name not in _USED_FIELDS),
     )
-    fetch = msgspec.structs.replace(search, kind="web_fetch", name=FETCH_NAME, implied=True)
+    fetch = msgspec.structs.replace(
+        search, kind="web_fetch", name=FETCH_NAME, implied=True, unused=()
+    )
     return search, fetch

@@ -60,6 +60,9 @@ class ServerToolLoop:
         """Emit the events of all turns. Errors after the first event are emitted as `Failure`."""
         if request.sampling.n > 1:
             raise InvalidRequest("`n` must be 1 in a request with server tools", param="n")
+        if request.identity.final:  # more turns may follow, which need the session's prefix
+            identity = msgspec.structs.replace(request.identity, final=False)
+            request = msgspec.structs.replace(request, identity=identity)
         runner = CallRunner(self._tools, request, self._observer.on_server_call)
         try:
             while (following := await self._run_next(request, runner)) is not None:

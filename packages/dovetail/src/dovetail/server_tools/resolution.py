@@ -9,6 +9,7 @@ import msgspec
 from dovetail.storage.lru import LruCache
 from dovetail_model import (
     ClientFields,
+    InvalidRequest,
     Request,
     ServerTool,
     ServerToolKind,
@@ -58,8 +59,12 @@ class ServerToolResolver:
         if upstream and request.client.api != "messages":
             return msgspec.structs.replace(request, server_tools=())
         usable = tuple(tool for tool in declared if tool.kind in self._kinds)
+        if all(tool.implied for tool in usable):
+            usable = ()
+        for tool in usable:
+            _check_domains(tool)
         missing = [tool for tool in declared if not (tool in usable or tool.implied)]
-        if missing and not upstream:
+        if missing:
             self._check_usable(request, usable, missing[0])
         usable = tuple(_with_unused_name(tool, request.tools) for tool in usable)
         fields = {tool.field for tool in usable}
@@ -73,8 +78,11 @@ class ServerToolResolver:
             tools=self._add_functions(request.tools, usable) if usable else request.tools,
             tool_choice=_require(request.tool_choice, required),
             server_tools=usable,
-            unavailable_tools=() if upstream else tuple(tool.name for tool in missing),
-            ignored=tuple(path for path in request.ignored if path not in fields),
+            unavailable_tools=tuple(tool.name for tool in missing),
+            ignored=(
+                *(path for path in request.ignored if path not in fields),
+                *(path for tool in usable for path in tool.unused),
+            ),
             client=_without_rejected(request.client, fields),
         )
 
@@ -115,6 +123,15 @@ def _with_unused_name(tool: ServerTool, tools: Tools) -> ServerTool:
     if all(tool.name != one.model_name for one in tools):
         return tool
     return msgspec.structs.replace(tool, name=f"server_{tool.name}")
+
+
+def _check_domains(tool: ServerTool) -> None:
+    if tool.allowed_domains and tool.blocked_domains:
+        message = (
+            f"{tool.field}: `allowed_domains` and `blocked_domains` cannot be combined; send one "
+            "of them"
+        )
+        raise InvalidRequest(message, param=tool.field)
 
 
 def _require(choice: ToolChoice, required: ServerTool | None) -> ToolChoice:

@@ -83,7 +83,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
 
 def _server_tools(wire: ChatRequest, chat_tools: ChatTools) -> tuple[ServerTool, ...]:
     if wire.web_search_options is None:
-        return ()
+        return chat_tools.server
     field = "web_search_options"
     return decode_web_search(wire.web_search_options, field, field, len(chat_tools.tools))
 

@@ -95,8 +95,8 @@ _TOOLS = (
         "tools",
         "tool",
         [_TOOL],
-        "`function` and `custom` (with a Lark or regex grammar); other types are skipped and "
-        "reported.",
+        "`function` and `custom` (with a Lark or regex grammar); other types are "
+        "[server tools](../server-tools.md).",
     ),
     Field("tools[].type", "tool", "function", "`function` or `custom`."),
     Field("tools[].function", "tool", _FUNCTION),

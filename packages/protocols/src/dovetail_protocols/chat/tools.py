@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
-from dovetail_model import InvalidRequest, ToolChoice, ToolSpec
+from dovetail_model import InvalidRequest, ServerTool, ToolChoice, ToolSpec
 from dovetail_protocols.chat.fields import CHAT_FIELDS
 from dovetail_protocols.chat.wire import ChatRequest, Custom, Function
 from dovetail_protocols.json_schema import check_schema
 from dovetail_protocols.request_body import RequestBody, convert
+from dovetail_protocols.web_tools import decode_web_search, is_web_search
 
 Tools = tuple[ToolSpec, ...]
 
@@ -18,12 +19,14 @@ class ChatTools(msgspec.Struct, frozen=True):
     """The tools of the model, the tool choice, and the paths of unsupported tools.
 
     `declared`: all tools as they were sent, with their paths.
+    `server`: the tools that a server runs.
     """
 
     tools: Tools = ()
     choice: ToolChoice = ToolChoice()
     ignored: tuple[str, ...] = ()
     declared: tuple[tuple[str, Any], ...] = ()
+    server: tuple[ServerTool, ...] = ()
 
 
 def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
@@ -51,7 +54,22 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
     choice = _choice(tool_choice, tools, path, wire.parallel_tool_calls)
     if allowed is not None:
         choice = msgspec.structs.replace(choice, allowed=allowed)
-    return ChatTools(tools, choice, ignored, declared)
+    return ChatTools(tools, choice, ignored, declared, _server_tools(declared))
+
+
+def _server_tools(declared: Iterable[tuple[str, Any]]) -> tuple[ServerTool, ...]:
+    """Return the tools of other types: searches as in Responses, and those that nothing can run."""
+    found: list[ServerTool] = []
+    position = 0
+    for path, tool in declared:
+        kind = tool.get("type") or "function"
+        if kind in ("function", "custom"):
+            position += 1
+        elif is_web_search(kind):
+            found += decode_web_search(tool, path, kind, position)
+        elif isinstance(kind, str):
+            found.append(ServerTool("other", kind, kind, path, position))
+    return tuple(found)
 
 
 def _tools(

@@ -18,6 +18,8 @@ _SERVER_KIND = re.compile(r"(web_search|web_fetch)_\d{8}")
 _CLIENT_TYPE = re.compile(r"(bash|text_editor|memory)_(\d{8})")
 _LAST_UNDO_DATE = "20250124"  # newer text editors have no `undo_edit`
 
+_USED_FIELDS = frozenset((*wire.ServerToolIn.__struct_fields__, "cache_control"))
+
 
 class ClientTool(msgspec.Struct, frozen=True):
     """A tool that the client runs: its usual name, and its definition for the model."""
@@ -136,4 +138,12 @@ def decode_server_tool(value: object, path: str, position: int) -> ServerTool:
         max_content_tokens=None
         if tool.max_content_tokens is None
         else int(tool.max_content_tokens),
+        unused=tuple(f"{path}.{field}" for field in _fields_of(value) if field not in _USED_FIELDS),
+    )
+
+
+def _fields_of(value: object) -> list[str]:
+    """Return the fields of a declaration that request something."""
+    return (
+        [name for name, one in value.items() if one is not None] if isinstance(value, dict) else []
     )

@@ -14,6 +14,7 @@ _PREFIXES = {
     "function_call_output": "fco_",
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
+    "web_search_call": "ws_",
     "compaction": "cmp_",
 }
 

@@ -1,0 +1,119 @@
+"""Server tools in front of an upstream engine: those of the Messages API run here."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anthropic
+import pytest
+from http_fixture import NAME, run, serving
+from server_tools_fixture import CLIENT_TOOL, SEARCH_TOOL, create_tools
+
+from dovetail.engines.engine import EngineCapabilities, EngineHealth
+from dovetail.ledger.keyring import Keyring
+from dovetail.ledger.seal import Sealer
+from dovetail.pipeline.registry import ModelRegistry, UpstreamModel
+from dovetail.prompt.normalization import PromptNormalizer
+from dovetail.prompt.volatile_text import NormalizationOptions
+from dovetail.server_tools.runner import ServerTools
+from dovetail_model import (
+    CallArgs,
+    CallClose,
+    CallOpen,
+    Event,
+    Finish,
+    Request,
+    SpanEnd,
+    TextDelta,
+    ToolResultBlock,
+    Usage,
+)
+
+SEARCH: list[Event] = [
+    CallOpen(0, "web_search", "theirs"),
+    CallArgs(0, '{"query":"Oslo"}'),
+    CallClose(0),
+    Usage(10, 5),
+    Finish("tool_calls"),
+]
+FINAL: list[Event] = [TextDelta("Rain [1]."), SpanEnd("text"), Usage(20, 4), Finish("stop")]
+
+
+class Upstream:
+    """Streams one batch of events for each request."""
+
+    name = "openai"
+    capabilities = EngineCapabilities(context_length=4096)
+
+    def __init__(self, *batches: list[Event]) -> None:
+        self.batches = list(batches)
+        self.requests: list[Request] = []
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def health(self) -> EngineHealth:
+        return EngineHealth(True)
+
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event]]:
+        self.requests.append(request)
+        yield self.batches.pop(0)
+
+
+def make_registry(upstream: Upstream, tools: ServerTools | None) -> ModelRegistry:
+    normalizer, sealer = PromptNormalizer(NormalizationOptions()), Sealer(Keyring([bytes(32)]))
+    model = UpstreamModel((NAME,), upstream, normalizer, sealer)
+    return ModelRegistry([model], server_tools=tools)
+
+
+def test_search_of_the_messages_api_runs_here() -> None:
+    async def main() -> None:
+        upstream = Upstream(SEARCH, FINAL)
+        async with serving(registry=make_registry(upstream, create_tools())) as stage:
+            messages: Any = [{"role": "user", "content": "Weather?"}]
+            tools: Any = [SEARCH_TOOL]
+            message: Any = await stage.anthropic().messages.create(
+                model=NAME, max_tokens=64, messages=messages, tools=tools
+            )
+            assert [block.type for block in message.content] == [
+                "server_tool_use",
+                "web_search_tool_result",
+                "text",
+            ]
+            assert len(message.content[2].citations) == 1
+            assert message.usage.output_tokens == 9
+            assert [tool.name for tool in upstream.requests[0].tools] == ["web_search"]
+            (result,) = upstream.requests[1].turns[-1].blocks
+            assert isinstance(result, ToolResultBlock)
+
+    run(main)
+
+
+def test_tools_of_the_responses_api_are_left_to_the_upstream() -> None:
+    async def main() -> None:
+        upstream = Upstream(FINAL)
+        async with serving(registry=make_registry(upstream, create_tools())) as stage:
+            tools: Any = [{"type": "web_search"}]
+            await stage.openai().responses.create(model=NAME, input="Weather?", tools=tools)
+            assert upstream.requests[0].tools == ()
+            assert upstream.requests[0].client.tools == (("tools[0]", {"type": "web_search"}),)
+
+    run(main)
+
+
+def test_search_without_a_provider_is_not_shown() -> None:
+    async def main() -> None:
+        upstream = Upstream(FINAL)
+        async with serving(registry=make_registry(upstream, None)) as stage:
+            messages: Any = [{"role": "user", "content": "Weather?"}]
+            tools: Any = [SEARCH_TOOL, CLIENT_TOOL]
+            await stage.anthropic().messages.create(
+                model=NAME, max_tokens=64, messages=messages, tools=tools
+            )
+            assert [tool.name for tool in upstream.requests[0].tools] == ["look_up"]
+            with pytest.raises(anthropic.BadRequestError, match="is not available"):
+                await stage.anthropic().messages.create(
+                    model=NAME, max_tokens=64, messages=messages, tools=tools[:1]
+                )
+
+    run(main)
