@@ -24,6 +24,10 @@ def turn(role: Role, *blocks: Block | str) -> Turn:
     return Turn(role, tuple(TextBlock(b) if isinstance(b, str) else b for b in blocks))
 
 
+def _call(id: str) -> ToolCallBlock:
+    return ToolCallBlock(id, "run", "{}")
+
+
 def call(id: str) -> Turn:
     return turn("assistant", _call(id))
 
@@ -138,7 +142,3 @@ def test_long_conversation_does_not_displace_others() -> None:
         history = (*history, call(f"c{at}"), result(f"c{at}"))
     later = (turn("user", "Go."), call("other"), result("other", NEWER))
     assert moved.restore(identity, later).turns == (*question, *later[1:])
-
-
-def _call(id: str) -> ToolCallBlock:
-    return ToolCallBlock(id, "run", "{}")
