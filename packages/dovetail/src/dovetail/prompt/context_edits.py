@@ -104,7 +104,7 @@ class ContextEdits(msgspec.Struct, frozen=True, array_like=True):
 
     def is_different(self, other: "ContextEdits") -> bool:
         """Return whether other edits are in force, except for the retention of reasoning."""
-        return self is not other and self.effect()[:-1] != other.effect()[:-1]
+        return self != other and self.effect()[:-1] != other.effect()[:-1]
 
     def applied(self, visible_from: int = 0) -> tuple[AppliedEdit, ...]:
         """Return the effect of the edits that the client requested.

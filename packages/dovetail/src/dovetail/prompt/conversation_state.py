@@ -110,6 +110,8 @@ def decode_state(encoded: bytes, entry_id: str) -> StateRecord:
 
 def digest_edits(state: ConversationState) -> bytes:
     """Compute the digest of the context edits. Empty if there are none."""
+    if state.edits == EMPTY_STATE.edits:
+        return b""
     effect = state.edits.effect()
     return b"" if effect == _NO_EFFECT else compute_digest(msgspec.msgpack.encode(effect))
 
