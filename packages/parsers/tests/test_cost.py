@@ -63,6 +63,11 @@ HOSTILE = {
     "closers_in_a_value": "</parameter> x",
     "orphans": "</tool_call></think>",
     "braces": '{"name": [',
+    "enclosing_closers": "</function> x",
+    "quoted_closers": "</function></tool_call>'",
+    "far_closers": "</function>" + " " * 60,
+    "nested_openers": "<function=",
+    "line_breaks": "\nx\n",
 }
 
 
@@ -84,6 +89,25 @@ def test_cost_of_repeated_markers_is_linear(family: Family) -> None:
         short, long = marker * 60, marker * 600
         for size in (4, len(long)):
             assert cost(family, long, size) < 15 * cost(family, short, size) + 10_000
+
+
+#: Calls without their opening wrapper that never become calls.
+UNWRAPPED = {
+    "gemma4": '\ncall:write_file{path:<|"|>a',
+    "glm47": "\nwrite_file<arg_key>path</arg_key><arg_value>a",
+    "hermes": '\n{"name": "write_file", "arguments": {"path": "a"}} x',
+    "mistral": '\nwrite_file[ARGS]{"path": "a"} x',
+    "kimi_k2": "\nfunctions.write_file:0 x",
+    "olmo3": "\nwrite_file(path='a') x",
+}
+
+
+@pytest.mark.parametrize("name", UNWRAPPED)
+def test_cost_of_calls_without_wrapper_is_linear(name: str) -> None:
+    family = next(family for family in families() if family.name == name)
+    short, long = UNWRAPPED[name] * 100, UNWRAPPED[name] * 1_000
+    for size in (4, len(long)):
+        assert cost(family, long, size) < 15 * cost(family, short, size) + 10_000
 
 
 def cost(family: Family, text: str, size: int) -> int:

@@ -95,6 +95,17 @@ class CallBuilder:
             raw = spans.take_raw()
         spans.events.append(CallArgs(self.index, text, raw))
 
+    @property
+    def is_custom(self) -> bool:
+        """Whether the open call is of a custom tool, whose input is free text."""
+        return self._freeform is not None
+
+    def begin_free_text(self) -> None:
+        """Start the free text of a custom tool that has no notation around it."""
+        self.diagnose("raw_custom_input")
+        if self._freeform is not None:
+            self._freeform.pass_through()
+
     def continue_arguments(self, text: str) -> CallArgs | None:
         """Return the event of text that passes unchanged; None if it needs the slow path."""
         return CallArgs(self.index, text, text) if self._freeform is None else None

@@ -13,6 +13,8 @@ from enum import Flag, IntEnum, auto
 
 from dovetail_model import ReasoningDelta, TextDelta
 from dovetail_parsers.arguments.body import Body
+from dovetail_parsers.arguments.json_body import JsonBody
+from dovetail_parsers.arguments.json_validator import JSON
 from dovetail_parsers.scanner import Scanner
 from dovetail_parsers.spans import Delta
 
@@ -32,6 +34,7 @@ class Channel(IntEnum):
     STRING = auto()  # a parameter's value that is known to be a string
     LITERAL = auto()  # a parameter's value that is known to be JSON
     BODY = auto()  # arguments or complete calls in a self-delimiting notation
+    FREE_TEXT = auto()  # text for a custom tool without a notation around it
     DISCARDED = auto()  # the rest of a broken call, retained only as raw text
     TRIAL = auto()  # what may be a call without its opening wrapper, see `unwrapped`
 
@@ -233,6 +236,9 @@ def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None)
     orphans = {marker: Edge("text") for marker in (tools.orphans if tools else ())}
     calls = dict(modes["text"].edges)
     modes["text"] = replace(modes["text"], tolerate={**orphans, **modes["text"].tolerate})
+    modes |= {
+        free_text_mode(name): _free_text(mode, modes) for name, mode in _argument_bodies(modes)
+    }
     opens = {marker: Edge("reasoning") for marker in (reasoning.openers if reasoning else ())}
     resumptions = {**opens, **_resumptions(modes, orphans), **calls}
     modes["lost"] = Mode(Channel.DISCARDED, on=resumptions)
@@ -251,6 +257,34 @@ def combine_formats(tools: ToolFormat | None, reasoning: ReasoningFormat | None)
         on = {**mode.on, **opens, **frames}
         modes[name] = replace(mode, on=on, tolerate={**strays, **mode.tolerate})
     return modes
+
+
+def free_text_mode(body: str) -> str:
+    """Return the name of the mode for free text where a body should be."""
+    return f"{body} as free text"
+
+
+def _argument_bodies(modes: Mapping[str, Mode]) -> list[tuple[str, Mode]]:
+    return [
+        (name, mode)
+        for name, mode in modes.items()
+        if isinstance(mode.body, JsonBody)
+        and mode.body.dialect is JSON
+        and _free_text(mode, modes).on
+    ]
+
+
+def _free_text(body: Mode, modes: Mapping[str, Mode]) -> Mode:
+    """Return the mode of free text: the markers behind the body end it and close the call."""
+    behind = modes[body.end.mode].edges if body.end else {}
+    return Mode(
+        Channel.FREE_TEXT,
+        on={
+            marker: Edge(edge.mode, CallAction.CLOSE)
+            for marker, edge in {**behind, **body.edges}.items()
+            if len(marker) > 2 and not edge.peek  # punctuation may be part of the text
+        },
+    )
 
 
 def _resumptions(modes: Mapping[str, Mode], orphans: Mapping[str, Edge]) -> dict[str, Edge]:

@@ -14,9 +14,9 @@ from typing import ClassVar
 from dovetail_model import Event
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress
+from dovetail_parsers.custom_input import CustomInputMachine
 from dovetail_parsers.grammar import CallAction, Channel, Edge
 from dovetail_parsers.transitions import PROSE_CHANNELS
-from dovetail_parsers.trials import TrialMachine
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"\s{0,200}(?:[^\s<>{}\[\]()\"'`=,;|]{1,200}\s{0,200})?")
@@ -31,7 +31,7 @@ _LITERAL = schemas.ANY - schemas.STRING
 _ALLOWED = {Channel.STRING: schemas.STRING, Channel.LITERAL: _LITERAL}
 
 
-class StateMachine(TrialMachine):
+class StateMachine(CustomInputMachine):
     """Parses one stream of one family."""
 
     __slots__ = ()
@@ -42,6 +42,9 @@ class StateMachine(TrialMachine):
         self._plain = plain = special is False
         if plain:
             self._saw_plain = True
+        if self._special_held or (special and self._decoder is not None):
+            self._feed_special(text, special)
+            return self._spans.take_events()
         held = self._held
         if held:
             text = held + text
@@ -58,6 +61,7 @@ class StateMachine(TrialMachine):
 
     def finish(self) -> list[Event]:
         self._plain, self._boundary = self._plain_held, 0
+        self._finish_special()
         self._run(self._held, final=True)
         ended = self._finish_trials()
         while self._origin is not None and not ended and not self._ends_in_header():
@@ -348,6 +352,8 @@ class StateMachine(TrialMachine):
             self._wait = True
         elif marker is not None and self._is_marker(marker, end):
             return self._cross(marker, end)
+        elif self._call.is_custom and self._call.is_open:
+            self._begin_custom_input(buffer, end, final)
         elif self._state.mode.body is not None:
             self._decoder = self._state.mode.body.decoder()
         return end
@@ -382,6 +388,7 @@ class StateMachine(TrialMachine):
         Channel.STRING: _raw_value,
         Channel.LITERAL: _raw_value,
         Channel.BODY: _body,
+        Channel.FREE_TEXT: CustomInputMachine._free_text,
         Channel.DISCARDED: _discarded,
-        Channel.TRIAL: TrialMachine._hold,
+        Channel.TRIAL: CustomInputMachine._hold,
     }

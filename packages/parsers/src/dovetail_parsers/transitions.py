@@ -47,6 +47,7 @@ class MachineState:
         "_saw_plain",
         "_spans",
         "_special",
+        "_special_held",
         "_state",
         "_tools",
         "_trial",
@@ -97,6 +98,7 @@ class MachineState:
         # length of all texts that were not calls after all.
         self._trial: Trial | None = None
         self._pending: list[Piece] = []
+        self._special_held = ""  # a special token in a body that may end the call
         self._unwrapped_failures = 0
 
     @property
@@ -186,7 +188,10 @@ class MachineState:
         if edge.action & CallAction.OPEN:
             self._open_call(self._name)
         if edge.action & CallAction.CLOSE and self._call.is_open:
-            self._call.close_tagged()
+            if self._state.channel is Channel.FREE_TEXT:
+                self._call.close_call()
+            else:
+                self._call.close_tagged()
         self._state = self._grammar.states[edge.mode]
         self._word = ""
         self._nested = 0

@@ -222,10 +222,11 @@ def _raw_patch(wire: Wire) -> Iterator[Slip]:
         return
     kind, patch = "raw_text_to_a_custom_tool", ("call", "apply_patch", PATCH)
     call = wire.call.replace("get_weather", "apply_patch").replace('{"city": "Paris"}', PATCH)
-    if wire.family == "deepseek_v3":
-        patch = ("call", "apply_patch", PATCH)
     text = wire.opener + call + wire.closer
-    yield _slip(kind, wire, "end", text, patch)
+    if wire.closer:
+        yield _slip(kind, wire, "end", text, patch)
+    else:  # the end of the output may have truncated the text
+        yield _slip(kind, wire, "end", text, ("cut", "apply_patch"))
     if wire.family == "harmony":
         text += "<|start|>assistant<|channel|>final<|message|>"
     if wire.closer:
@@ -243,4 +244,36 @@ _GENERATORS = (
     _two_calls,
     _attributes,
     _text_behind,
+    _raw_patch,
 )
+
+#: What the documentation calls the slips. Special tokens have tests of their own.
+TITLES = {
+    "closing_tag": "a closing tag that the format does not have, or behind a list of calls",
+    "missing_value_closer": "the closer of a value is missing",
+    "missing_opener": "the opening wrapper of a call is missing",
+    "broken_call_verbatim": "a wrapper around something that is no call: shown verbatim",
+    "two_calls": "several calls or lists in one wrapper",
+    "attribute_quotes": "attribute values without quotes, or in other quotes",
+    "text_behind_a_broken_call": "text behind a malformed call: shown",
+    "raw_text_to_a_custom_tool": "free text for a custom tool without the notation around it",
+    "special_token": "an end marker that is a special token inside an open string",
+}
+SPECIAL_SHAPES = (Shape.JSON_OBJECT, Shape.JSON_LIST, Shape.NAME_AND_JSON, Shape.PYTHONIC)
+
+
+def render_table() -> list[str]:
+    """Return the rows of the documentation: which slips are tolerated in which shape."""
+    made = {(slip.kind, slip.shape) for slip in make_slips()}
+    made |= {("special_token", shape) for shape in SPECIAL_SHAPES}
+    head = ["slip", *(shape.value for shape in Shape)]
+    rows = [head, ["---"] * len(head)]
+    for kind, title in TITLES.items():
+        rows.append([title, *("yes" if (kind, shape) in made else "-" for shape in Shape)])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def special_pieces(text: str) -> list[tuple[str, bool]]:
+    """Split a text as a detokenizer does, with each special token as a piece of its own."""
+    token = re.compile(r"(<\|[^<>| ]+\|?>|<｜[^｜]+｜>|\[[A-Z_/]+\]|<\w+\|>)")
+    return [(part, token.fullmatch(part) is not None) for part in token.split(text) if part]

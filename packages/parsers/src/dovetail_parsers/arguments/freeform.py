@@ -24,6 +24,10 @@ class FreeformDecoder:
         self._string: JsonStringDecoder | None = None
         self._verbatim = False
 
+    def pass_through(self) -> None:
+        """Return all text unchanged from now on."""
+        self._verbatim = True
+
     def feed(self, text: str) -> str:
         if self._verbatim:
             return text
