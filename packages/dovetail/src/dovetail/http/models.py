@@ -8,6 +8,7 @@ import msgspec
 
 from dovetail.http.codex_catalog import CodexCatalog
 from dovetail.http.exchange import ApiExchange
+from dovetail.http.model_capabilities import describe_capabilities
 from dovetail.net.exchange import JSON_CONTENT_TYPE, decode_slashes
 from dovetail.pipeline.registry import ModelEntry, ModelRegistry
 from dovetail_model import InvalidRequest
@@ -30,7 +31,7 @@ class ModelsEndpoints:
         named_models = list(self._service.iter_entries())
         if is_anthropic_client(exchange):
             await exchange.respond(
-                200, msgspec.json.encode(_anthropic_page(exchange, named_models))
+                200, msgspec.json.encode(self._anthropic_page(exchange, named_models))
             )
         elif "client_version" in exchange.query:
             await self._list_for_codex(exchange, named_models)
@@ -53,11 +54,49 @@ class ModelsEndpoints:
         name = decode_slashes(exchange.path.removeprefix("/v1/models/"))
         entry = self._service.find(name)
         body = (
-            _anthropic_entry(name, entry)
+            self._anthropic_entry(name, entry)
             if is_anthropic_client(exchange)
             else _openai_entry(name, entry)
         )
         await exchange.respond(200, msgspec.json.encode(body))
+
+    def _anthropic_page(self, exchange: ApiExchange, named_models: NamedModels) -> Json:
+        """Return a page of Anthropic's list."""
+        query = exchange.query
+        names = [name for name, _ in named_models]
+        limit = query.get("limit", str(_MAX_PAGE_MODELS))
+        if not _LIMIT_PATTERN.fullmatch(limit) or not 1 <= int(limit) <= _MAX_PAGE_MODELS:
+            raise InvalidRequest(
+                f"`limit` must be between 1 and {_MAX_PAGE_MODELS}, got {limit[:20]!r}",
+                param="limit",
+            )
+        start, end = 0, len(named_models)
+        if query.get("after_id") in names:
+            start = names.index(query["after_id"]) + 1
+        if query.get("before_id") in names:
+            end = names.index(query["before_id"])
+            start = max(start, end - int(limit))
+        page = named_models[start:end][: int(limit)]
+        return {
+            "data": [self._anthropic_entry(name, entry) for name, entry in page],
+            "has_more": start + len(page) < end,
+            "first_id": page[0][0] if page else None,
+            "last_id": page[-1][0] if page else None,
+        }
+
+    def _anthropic_entry(self, name: str, entry: ModelEntry) -> Json:
+        tools = self._service.server_tools
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(int(entry.created), UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": entry.context_length,
+            "max_tokens": entry.context_length,
+            "input_modalities": list(entry.input_modalities),
+            "capabilities": describe_capabilities(entry, tools.kinds if tools is not None else ()),
+        }
 
 
 def is_anthropic_client(exchange: ApiExchange) -> bool:
@@ -88,41 +127,4 @@ def _openai_entry(name: str, entry: ModelEntry) -> Json:
         "max_output_tokens": entry.context_length,
         "input_modalities": list(entry.input_modalities),
         "output_modalities": ["text"],
-    }
-
-
-def _anthropic_entry(name: str, entry: ModelEntry) -> Json:
-    return {
-        "type": "model",
-        "id": name,
-        "display_name": name,
-        "created_at": datetime.fromtimestamp(int(entry.created), UTC).isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": entry.context_length,
-        "max_tokens": entry.context_length,
-        "input_modalities": list(entry.input_modalities),
-    }
-
-
-def _anthropic_page(exchange: ApiExchange, named_models: NamedModels) -> Json:
-    """Return a page of Anthropic's list."""
-    query = exchange.query
-    names = [name for name, _ in named_models]
-    limit = query.get("limit", str(_MAX_PAGE_MODELS))
-    if not _LIMIT_PATTERN.fullmatch(limit) or not 1 <= int(limit) <= _MAX_PAGE_MODELS:
-        raise InvalidRequest(
-            f"`limit` must be between 1 and {_MAX_PAGE_MODELS}, got {limit[:20]!r}", param="limit"
-        )
-    start, end = 0, len(named_models)
-    if query.get("after_id") in names:
-        start = names.index(query["after_id"]) + 1
-    if query.get("before_id") in names:
-        end = names.index(query["before_id"])
-        start = max(start, end - int(limit))
-    page = named_models[start:end][: int(limit)]
-    return {
-        "data": [_anthropic_entry(name, entry) for name, entry in page],
-        "has_more": start + len(page) < end,
-        "first_id": page[0][0] if page else None,
-        "last_id": page[-1][0] if page else None,
     }
