@@ -31,6 +31,7 @@ CLASS_MEMBER = re.compile(r"(?<![\w.])([A-Z]\w*[a-z]\w*)\.([a-z_]\w+)")
 EXAMPLE_FILES = {"my_module.py", "hello.py"}  # written by the reader
 #: Dotted names that are not Python: an entry-point group, files, a schema, a span attribute.
 OTHER_NAMES = {
+    "dovetail.diagnostics",
     "dovetail.families",
     "dovetail.request",
     "dovetail.request.id",
