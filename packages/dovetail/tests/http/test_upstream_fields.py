@@ -185,3 +185,31 @@ def test_a_hint_that_the_upstream_rejects_is_left_out_and_reported() -> None:
             assert len(received) == 1  # the second request was sent once
 
     run(scene)
+
+
+def counted(request: FakeRequest) -> FakeResponse:
+    """Count custom tools like a server that shows them to its model."""
+    body = request.body or {}
+    if body.get("stream") is not False:
+        return respond(request)
+    tokens = 20 + 100 * len(body.get("tools", ()))
+    return FakeResponse(body=json.dumps({"usage": {"input_tokens": tokens}}).encode())
+
+
+def test_custom_tools_are_native_on_a_server_that_shows_them() -> None:
+    def without(request: FakeRequest) -> FakeResponse:
+        found = counted(request)
+        return found if found.kind != "application/json" else FakeResponse(404)
+
+    async def scene() -> None:
+        tool = {"type": "custom", "name": "patch", "format": {"type": "text"}}
+        for responder, kind in ((counted, "custom"), (without, "function")):
+            async with relaying("responses", custom_tools=None) as (stage, fake):
+                for _ in range(2):
+                    fake.respond = responder
+                    body = BODIES["responses"] | {"tools": [tool]}
+                    reply, received = await send(stage, fake, "responses", body)
+                    assert (reply.status, received[-1]["tools"][0]["type"]) == (200, kind)
+                assert len(received) == 1  # probed once
+
+    run(scene)

@@ -223,6 +223,19 @@ async def probe_reasoning_field(
     return ReasoningFieldResult(None)
 
 
+async def probe_custom_tools(count_tokens: CountPromptTokens, model: str) -> bool:
+    """Return whether a Responses server shows free-text tools to its model.
+
+    Servers that do not support such tools reject them or leave them out of the prompt.
+    """
+    request = {"model": model, "input": "What is at the mill?", "max_output_tokens": 16}
+    tool = {"type": "custom", "name": "look", "description": PROBE_REASONING}
+    baseline = await count_tokens(request)
+    if not isinstance(baseline, int):
+        return False
+    return _has_grown(baseline, await count_tokens({**request, "tools": [tool]}))
+
+
 def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:
     """Return the result of a failed probe: the field that most servers use."""
     return ReasoningFieldResult(

@@ -25,6 +25,7 @@ from dovetail.engines.openai.discovery import (
     list_models,
     log_probe_result,
     parse_model_list,
+    probe_custom_tools,
     probe_reasoning_field,
     unknown_result,
 )
@@ -97,6 +98,7 @@ class OpenAIUpstream:
         self._reasoning_field = _configured_reasoning_field(options)
         self._probe_lock = asyncio.Lock()
         self._probe_count = 0
+        self._has_custom_tools: bool | None = None  # of a Responses server
         self._not_carried: Counter[str] = Counter()
         self._context_length = remote.context_length
 
@@ -156,6 +158,8 @@ class OpenAIUpstream:
 
     async def _stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         api, dialect = await self._ensure_probed()
+        if api == "responses" and any(tool.custom for tool in request.tools):
+            dialect = await self._detect_custom_tools(dialect)
         unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
         for _ in range(MAX_ATTEMPTS):
@@ -260,6 +264,20 @@ class OpenAIUpstream:
             custom = self._is_dovetail or field == "reasoning_segments"
         return self._api, UpstreamDialect(field, custom, seals=self._api == "responses")
 
+    async def _detect_custom_tools(self, dialect: UpstreamDialect) -> UpstreamDialect:
+        """Return the dialect with native free-text tools if the server has them.
+
+        This is probed once, when the first client sends such a tool.
+        """
+        if dialect.custom_tools or self._options.custom_tools is not None:
+            return dialect
+        async with self._probe_lock:
+            if self._has_custom_tools is None:
+                self._has_custom_tools = await probe_custom_tools(
+                    self._count_prompt_tokens, self._model
+                )
+        return msgspec.structs.replace(dialect, custom_tools=self._has_custom_tools)
+
     def _model_name(self, request: Request) -> str:
         """Return the model name to request: the client's if the server has it, else the default."""
         return request.model if request.model in self._names else self._model
@@ -287,15 +305,17 @@ class OpenAIUpstream:
     async def _count_prompt_tokens(self, body: dict[str, Any]) -> int | UpstreamRejection | None:
         """Return the number of tokens of a prompt, see `CountPromptTokens`."""
         fields = {**body, **self._extra_fields, "stream": False}
+        path = API_PATHS[self._api or "chat"]
         client_request = ClientRequest(
-            "POST", API_PATHS["chat"], msgspec.json.encode(fields), timeouts=self._timeouts
+            "POST", path, msgspec.json.encode(fields), timeouts=self._timeouts
         )
         async with send_request(self._endpoint, client_request) as response:
             content = await response.read()
             if response.status != 200:
                 return parse_rejection(response.status, content)
         try:
-            return msgspec.json.decode(content, type=_CountResponse).usage.prompt_tokens
+            usage = msgspec.json.decode(content, type=_CountResponse).usage
+            return usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
         except FRAME_ERRORS:
             return None
 
@@ -310,7 +330,10 @@ class OpenAIUpstream:
 
 
 class _PromptUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
+    """The count of Chat Completions, or of Responses."""
+
+    prompt_tokens: int | None = None
+    input_tokens: int | None = None
 
 
 class _CountResponse(msgspec.Struct, frozen=True):

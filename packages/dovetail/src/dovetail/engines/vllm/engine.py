@@ -156,7 +156,10 @@ class VllmEngine:
     async def _probe(self) -> None:
         client = self._create_client(PROBE_TIMEOUTS)
         client.uses_generate = self._client.uses_generate
-        enforced = await probe_constraints(client, self._tokenizer)
+        try:
+            enforced = await probe_constraints(client, self._tokenizer)
+        finally:
+            client.abort_all()  # its connections are not used again
         self.capabilities = replace(
             self.capabilities,
             constraints=enforced.constraints,
