@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import anthropic
 import openai
 from http_fixture import NAME, Stage, run
 from recording_upstream import relaying
@@ -24,7 +25,11 @@ SEARCH = {
     "type": "web_search_call",
     "id": "ws_1",
     "status": "completed",
-    "action": {"type": "search", "query": "dovetail", "sources": []},
+    "action": {
+        "type": "search",
+        "query": "dovetail",
+        "sources": [{"type": "url", "url": "https://example.com/joint"}],
+    },
 }
 MCP = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}
 MESSAGE = {
@@ -59,6 +64,18 @@ def frames() -> list[dict[str, Any]]:
         {"type": "response.output_item.done", "output_index": 0, "item": SEARCH},
         {"type": "response.output_item.done", "output_index": 1, "item": MCP},
         {"type": "response.output_text.delta", "output_index": 2, "item_id": "msg_1", "delta": "F"},
+        {
+            "type": "response.output_text.annotation.added",
+            "output_index": 2,
+            "item_id": "msg_1",
+            "annotation": {
+                "type": "url_citation",
+                "url": "https://example.com/joint",
+                "title": "Joint",
+                "start_index": 0,
+                "end_index": 1,
+            },
+        },
         {"type": "response.completed", "response": RESPONSE},
     ]
 
@@ -205,5 +222,80 @@ def test_chat_repeats_the_tier_and_the_fingerprint_of_the_upstream() -> None:
             async for chunk in stream:
                 assert (chunk.service_tier, chunk.system_fingerprint) == ("flex", "fp_7")
             await client.close()
+
+    run(scene)
+
+
+WEB_SEARCH: Any = {
+    "type": "web_search_20250305",
+    "name": "web_search",
+    "max_uses": 3,
+    "allowed_domains": ["example.com"],
+    "blocked_domains": [],
+}
+
+
+def test_search_of_the_upstream_reaches_a_messages_client_in_its_own_form() -> None:
+    async def scene() -> None:
+        async with relaying("responses", hosted_tools="web_search") as (stage, fake):
+            fake.respond = respond
+            client = anthropic.AsyncAnthropic(
+                base_url=f"http://127.0.0.1:{stage.port}", api_key="x"
+            )
+            async with client.messages.stream(
+                model=NAME,
+                max_tokens=100,
+                messages=[{"role": "user", "content": "Search."}],
+                tools=[WEB_SEARCH],
+                tool_choice={"type": "tool", "name": "web_search"},
+            ) as stream:
+                message = await stream.get_final_message()
+            await client.close()
+            sent = fake.bodies("/v1/responses")[-1]
+            assert sent["tools"] == [
+                {"type": "web_search", "filters": {"allowed_domains": ["example.com"]}}
+            ]
+            assert (sent["max_tool_calls"], sent["tool_choice"]) == (3, {"type": "web_search"})
+            assert "web_search_call.action.sources" in sent["include"]
+            found: Any = message.content
+            assert [block.type for block in found] == [
+                "server_tool_use",
+                "web_search_tool_result",
+                "text",
+            ]
+            assert found[0].input == {"query": "dovetail"}
+            assert found[1].tool_use_id == found[0].id
+            assert found[1].content[0].url == "https://example.com/joint"
+            assert found[2].citations[0].url == "https://example.com/joint"
+            assert message.stop_reason == "end_turn"
+            assert message.usage.server_tool_use is not None
+            assert message.usage.server_tool_use.web_search_requests == 1
+
+    run(scene)
+
+
+def test_annotations_reach_a_responses_client() -> None:
+    async def scene() -> None:
+        async with relaying("responses") as (stage, fake):
+            fake.respond = respond
+            reply = await stage.request("POST", "/v1/responses", {"model": NAME, "input": "Hi."})
+            (annotation,) = reply.json["output"][-1]["content"][0]["annotations"]
+            assert (annotation["url"], annotation["end_index"]) == ("https://example.com/joint", 1)
+
+    run(scene)
+
+
+def test_search_that_the_upstream_does_not_run_is_rejected() -> None:
+    async def scene() -> None:
+        async with relaying("responses") as (stage, _):
+            body = {
+                "model": NAME,
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Search."}],
+                "tools": [WEB_SEARCH],
+            }
+            reply = await stage.request("POST", "/v1/messages", body)
+            assert reply.status == 400
+            assert "web_search_20250305" in reply.json["error"]["message"]
 
     run(scene)

@@ -144,6 +144,7 @@ class Request(msgspec.Struct, frozen=True):
     """A request for one generation.
 
     `tools` are the tools that the client runs, and those that the server offers for server tools.
+    `hosted_tools` are the server tools that the upstream engine runs.
     `unavailable_tools` are the names of declared tools that the server cannot run.
     `max_server_calls` limits the calls of server tools in the response. If `can_pause`, a response
     that reaches a limit of the server ends early, and the client may continue it.
@@ -169,6 +170,7 @@ class Request(msgspec.Struct, frozen=True):
     client: ClientFields = ClientFields()
     echo: object = None
     server_tools: tuple[ServerTool, ...] = ()
+    hosted_tools: tuple[ServerTool, ...] = ()
     unavailable_tools: tuple[str, ...] = ()
     max_server_calls: int | None = None
     can_pause: bool = False

@@ -27,6 +27,7 @@ from dovetail_model import (
     Event,
     Request,
     Sampling,
+    ServerToolKind,
     TokenLogprob,
 )
 
@@ -128,6 +129,8 @@ class EngineCapabilities:
     the first token on.
     `sampling`: the optional sampling parameters that the engine applies. A request with another one
     is rejected before it reaches the engine.
+    `hosted_tools`: the server tools that an upstream runs for clients of other APIs. Declarations
+    of its own API are passed to it in any case.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -139,6 +142,7 @@ class EngineCapabilities:
     constrains_after_reasoning: bool = False
     images: bool = False
     sampling: frozenset[OptionalSampling] = frozenset()
+    hosted_tools: frozenset[ServerToolKind] = frozenset()
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:

@@ -330,8 +330,11 @@ class ModelRegistry:
             request = restore_results(request, self.server_tools.sealer)
         if not request.server_tools:
             return request
-        upstream = isinstance(self.find(request.model), UpstreamModel)
-        return self._tool_resolver.resolve(request, upstream=upstream)
+        entry = self.find(request.model)
+        if isinstance(entry, UpstreamModel):
+            hosted = entry.engine.capabilities.hosted_tools
+            return self._tool_resolver.resolve_upstream(request, hosted)
+        return self._tool_resolver.resolve(request)
 
     async def start(self) -> None:
         """Connect the stores and start all engines. Stores that are unavailable are logged."""

@@ -14,6 +14,7 @@ from dovetail.ledger.entry import EntrySpan, create_entry_id
 from dovetail.ledger.seal import SealPayload
 from dovetail.pipeline.call_limit import CallLimit
 from dovetail.pipeline.concurrency import signal_slow_start
+from dovetail.pipeline.hosted_search import HostedSearches
 from dovetail.pipeline.input_count import InputCounter
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
@@ -60,6 +61,7 @@ class UpstreamRunner:
         self._choice = choice
         self._started = False  # whether any event was emitted
         self._input = InputCounter(entry, request, observer)
+        self._searches = HostedSearches(new_call_id)
         self._reasoning: list[str] = []
 
     async def run(self, sink: EventSink) -> None:
@@ -133,10 +135,14 @@ class UpstreamRunner:
                 case CallOpen():
                     event = msgspec.structs.replace(event, id=self._new_call_id())
                 case HostedItem() if self._request.client.api != "responses":
-                    event = Diagnostic("hosted_item_not_carried")
-                case Usage(input_tokens=0):
-                    # The upstream does not count: the first number is better than none.
-                    event = msgspec.structs.replace(event, input_tokens=self._input.tokens)
+                    events += self._searches.convert(event)
+                    continue
+                case Usage():
+                    # If the upstream does not count, the first number is better than none.
+                    tokens = event.input_tokens or self._input.tokens
+                    event = msgspec.structs.replace(
+                        event, input_tokens=tokens, web_searches=self._searches.count
+                    )
                 case ReasoningDelta(text=text):
                     self._reasoning.append(text)
                 case SpanEnd(kind="reasoning", seal=seal):

@@ -47,17 +47,32 @@ class ServerToolResolver:
         # The same declarations give the same tuple: later caches look up tools by identity.
         self._lists: LruCache[_CacheKey, tuple[Tools, Tools]] = LruCache(_MAX_CACHED_LISTS)
 
-    def resolve(self, request: Request, *, upstream: bool = False) -> Request:
+    def resolve_upstream(self, request: Request, hosted: frozenset[ServerToolKind]) -> Request:
+        """Resolve the server tools of a request to an upstream, a server of OpenAI's APIs.
+
+        It gets the tools of these APIs as they are. Of other APIs, it runs the `hosted` kinds.
+        """
+        if request.client.api != "messages":
+            return msgspec.structs.replace(request, server_tools=())
+        found = tuple(tool for tool in request.server_tools if tool.kind in hosted)
+        others = tuple(tool for tool in request.server_tools if tool not in found)
+        fields = {tool.field for tool in found}
+        request = msgspec.structs.replace(
+            request,
+            server_tools=others,
+            hosted_tools=found,
+            ignored=tuple(path for path in request.ignored if path not in fields),
+        )
+        return self.resolve(request)
+
+    def resolve(self, request: Request) -> Request:
         """Return the request with the functions of its server tools.
 
-        Raises `Unsupported` if its only tools are server tools that cannot be run. `upstream`: the
-        engine is a server of OpenAI's APIs, which gets the tools of these APIs as they are.
+        Raises `Unsupported` if its only tools are server tools that cannot be run.
         """
         declared = request.server_tools
         if not declared:
             return request
-        if upstream and request.client.api != "messages":
-            return msgspec.structs.replace(request, server_tools=())
         usable = tuple(tool for tool in declared if tool.kind in self._kinds)
         if all(tool.implied for tool in usable):
             usable = ()
@@ -65,7 +80,7 @@ class ServerToolResolver:
             _check_domains(tool)
         missing = [tool for tool in declared if not (tool in usable or tool.implied)]
         if missing:
-            self._check_usable(request, usable, missing[0])
+            self._check_usable(request, (*usable, *request.hosted_tools), missing[0])
         usable = tuple(_with_unused_name(tool, request.tools) for tool in usable)
         fields = {tool.field for tool in usable}
         if usable:

@@ -97,6 +97,7 @@ class ResponseFrame(msgspec.Struct, frozen=True, kw_only=True):
     output_index: int | None = None
     summary_index: int | None = None
     item: FrameItem | None = None
+    annotation: dict[str, Any] | None = None
     delta: str | None = None
     text: str | None = None
     refusal: str | None = None

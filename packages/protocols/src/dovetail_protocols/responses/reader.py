@@ -27,7 +27,7 @@ from dovetail_model import (
 )
 from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.responses.frame import FrameItem, FrameResponse, ResponseFrame
-from dovetail_protocols.responses.hosted_reader import HostedReader
+from dovetail_protocols.responses.hosted_reader import HostedReader, to_citation
 from dovetail_protocols.responses.sequencer import EventSequencer
 from dovetail_protocols.sse import ServerEvent, SseReader
 
@@ -44,7 +44,9 @@ _ERROR_KINDS = {"invalid_prompt": "invalid_request", "insufficient_quota": "rate
 class ResponsesReader:
     """Reads one response, in chunks of any size."""
 
-    __slots__ = ("_calls", "_hosted", "_items", "_out", "_over", "_sequencer", "_span", "_sse")
+    __slots__ = (
+        "_calls", "_citations", "_hosted", "_items", "_out", "_over", "_sequencer", "_span", "_sse",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._sse = SseReader()
@@ -54,6 +56,7 @@ class ResponsesReader:
         self._hosted = HostedReader()
         self._span: _ItemState | None = None  # the open text or reasoning
         self._calls = 0
+        self._citations = 0
         self._over = False
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -137,6 +140,13 @@ class ResponsesReader:
         if frame.logprobs:
             self._out.append(Logprobs(tuple(token.to_token_logprob() for token in frame.logprobs)))
         self._append_delta(item, frame.delta or "")
+
+    def _annotation(self, frame: ResponseFrame) -> None:
+        """Read a reference of the open text to a web page."""
+        citation = to_citation(frame.annotation or {}, self._citations + 1)
+        if citation is not None and self._span is not None:
+            self._citations += 1
+            self._out.append(citation)
 
     def _reasoning(self, frame: ResponseFrame) -> None:
         """Read reasoning, or its summary if a server does not return the reasoning."""
@@ -330,6 +340,7 @@ _ON: dict[str, Callable[[ResponsesReader, ResponseFrame], None]] = {
     "response.output_item.added": ResponsesReader._added,
     "response.output_item.done": ResponsesReader._done,
     "response.output_text.delta": ResponsesReader._text,
+    "response.output_text.annotation.added": ResponsesReader._annotation,
     "response.refusal.delta": ResponsesReader._text,
     "response.reasoning_text.delta": ResponsesReader._reasoning,
     "response.reasoning_summary_text.delta": ResponsesReader._reasoning,

@@ -16,6 +16,7 @@ from dovetail_model import (
     OutputFormat,
     ReasoningBlock,
     Request,
+    ServerTool,
     TextBlock,
     Thinking,
     ToolCallBlock,
@@ -81,11 +82,13 @@ def build_responses_request(
         fields["reasoning"] = reasoning
     if request.thinking.template_kwargs:
         fields["chat_template_kwargs"] = template_kwargs(request.thinking)
+    limits, unlimited = _hosted_fields(request.hosted_tools)
+    fields |= limits
     fields |= shared_fields(request, API)
     fields |= passed_fields(request.client, API)
     if include := _include(request, dialect):
         fields["include"] = include
-    ignored = check_upstream_fields(request, API)
+    ignored = (*check_upstream_fields(request, API), *unlimited)
     return UpstreamRequest(fields | {"store": False, "stream": True}, replaced, ignored)
 
 
@@ -207,6 +210,26 @@ def _offered_tools(request: Request, dialect: UpstreamDialect) -> Iterator[Mappi
             yield base | {name: declared[name] for name in declared if name != "defer_loading"}
     for tool in tools.values():
         yield _tool(tool, dialect)
+    for hosted in request.hosted_tools:
+        yield _hosted_tool(hosted)
+
+
+def _hosted_tool(tool: ServerTool) -> Item:
+    """Return a web search of another API. This API has no limit of searches per tool."""
+    item: Item = {"type": "web_search"}
+    if tool.allowed_domains:
+        item["filters"] = {"allowed_domains": list(tool.allowed_domains)}
+    return item | ({"user_location": tool.location} if tool.location else {})
+
+
+def _hosted_fields(tools: Sequence[ServerTool]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields that limit or require hosted tools, and the paths of ignored options."""
+    limits = [tool.max_uses for tool in tools if tool.max_uses is not None]
+    fields: dict[str, Any] = {"max_tool_calls": sum(limits)} if limits else {}
+    if any(tool.required for tool in tools):
+        fields["tool_choice"] = {"type": "web_search"}
+    ignored = [f"{tool.field}.blocked_domains" for tool in tools if tool.blocked_domains]
+    return fields, tuple(ignored)
 
 
 def _tool(tool: ToolSpec, dialect: UpstreamDialect) -> Item:
@@ -235,6 +258,7 @@ def _include(request: Request, dialect: UpstreamDialect) -> list[str]:
     wanted = {
         "reasoning.encrypted_content": dialect.seals,
         "message.output_text.logprobs": request.sampling.logprobs is not None,
+        "web_search_call.action.sources": bool(request.hosted_tools),
     }
     sent = request.client.fields.get("include") if request.client.api == API else None
     given = sent if isinstance(sent, list) else []

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from dovetail.engines.registry import EngineSetupError
+from dovetail_model import ServerToolKind
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True):
@@ -14,6 +15,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True):
     `reasoning_field`: the field from which the server reads the reasoning of earlier turns. It is
     probed by default.
     `custom_tools`: the server supports tools with free-text input. None detects it.
+    `hosted_tools`: the server tools that the server runs for clients of other APIs, separated by
+    commas. Only `web_search` of a Responses server is supported.
     `body`: a JSON object of fields that are added to every request.
     """
 
@@ -27,7 +30,17 @@ class OpenAIOptions(msgspec.Struct, frozen=True):
     custom_tools: bool | None = None
     images: bool = True
     timeout: float = 300.0
+    hosted_tools: str = ""
     body: str = ""
+
+    def hosted_kinds(self) -> frozenset[ServerToolKind]:
+        """Return the kinds of `hosted_tools`. Raise an error if one is not supported."""
+        names = [name.strip() for name in self.hosted_tools.split(",") if name.strip()]
+        if unknown := [name for name in names if name != "web_search"]:
+            raise EngineSetupError(f"the option hosted_tools must be web_search, got {unknown[0]}")
+        if names and self.api != "responses":
+            raise EngineSetupError("the option hosted_tools requires --upstream-api responses")
+        return frozenset({"web_search"} if names else ())
 
     def extra_fields(self) -> dict[str, object]:
         """Return the fields of `body`. Raise an error if it is not a JSON object."""

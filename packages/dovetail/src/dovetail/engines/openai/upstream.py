@@ -90,6 +90,7 @@ class OpenAIUpstream:
         self._redactor = Redactor(endpoint)
         self._timeouts = Timeouts(read=options.timeout)
         self._extra_fields = options.extra_fields()
+        options.hosted_kinds()  # raises an error if the option is invalid
         self._syntax = ModelSyntax(options, remote.name) if options.raw else None
         self._adaptations = RequestAdaptations(options.images, call_id_format(remote))
         self._api: UpstreamApi | None = "chat" if options.raw else None
@@ -111,6 +112,7 @@ class OpenAIUpstream:
             cached_tokens=True,
             context_length=self._context_length,
             images=self._adaptations.images,
+            hosted_tools=self._options.hosted_kinds(),
         )
 
     async def start(self) -> None:
