@@ -73,16 +73,16 @@ class _Literals:
 
     def match(self, buffer: str, at: int) -> tuple[bool, str | None]:
         """Return the marker at `at`. The flag means: undecided, wait for more text."""
-        candidates = self._by_start.get(buffer[at : at + self._start], ())
-        for marker in candidates:
-            if buffer.startswith(marker, at):
-                return False, marker
         rest = buffer[at : at + self.longest]
-        if at + len(rest) < len(buffer):
-            return False, None
+        at_end = at + len(rest) == len(buffer)
         if len(rest) < self._start:
-            return any(start.startswith(rest) for start in self._by_start), None
-        return any(marker.startswith(rest) for marker in candidates), None
+            return at_end and any(start.startswith(rest) for start in self._by_start), None
+        for marker in self._by_start.get(rest[: self._start], ()):  # the longest first
+            if rest.startswith(marker):
+                return False, marker
+            if at_end and marker.startswith(rest):
+                return True, None
+        return False, None
 
 
 class LineScanner(Scanner):

@@ -127,6 +127,8 @@ def _not_calls(wire: Wire) -> Iterator[Slip]:
     for fence in ("```", "~~~", "````"):
         quoted = f"Like this:\n{fence}\n{text}\n{fence}\nDone."
         yield _slip(kind, wire, f"fence{fence}", quoted, ("text", quoted))
+    nested = f"So:\n````\n```\nx\n```\n{text}\n````"
+    yield _slip(kind, wire, "fence_in_a_fence", nested, ("text", nested))
     opened = f"```json\n{text}\n```"
     yield _slip(kind, wire, "fence_at_the_start", opened, ("text", opened))
     for variant, prose in (
