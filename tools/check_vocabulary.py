@@ -111,7 +111,7 @@ PHRASES = {
 #: Modules and pages whose text is data (prompts, scripted sessions, phrases), not messages.
 DATA_MODULES = re.compile(
     r"tools/check_vocabulary\.py$|/demo/|summary_text\.py$|codex_instructions\.md$"
-    r"|families/(granite|hunyuan_a13b)\.py$|/eval/tasks\.py$|/gpu/sample_texts\.py$"
+    r"|families/(granite|hunyuan_a13b)\.py$|/(eval|agent_model)/tasks\w*\.py$|/gpu/sample_texts\.py$"
 )
 
 #: Where one name may be defined in several modules: each API's or engine's own wire types.
