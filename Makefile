@@ -25,7 +25,7 @@ $(BIN)/python:
 	@touch $@
 
 run: .venv/.run  ## download the embedded model and serve it on localhost
-	@$(BIN)/dovetail serve
+	@$(BIN)/dovetail serve smollm2-agent
 
 demo: .venv/.run  ## replay a recorded agent session in the terminal, without weights
 	@$(BIN)/dovetail demo

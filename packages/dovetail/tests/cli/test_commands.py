@@ -117,15 +117,16 @@ def test_tokenize_prints_ids_and_texts() -> None:
 
 def test_models_shows_which_are_downloaded(place: Path) -> None:
     weights = BUILT_IN_MODELS["smollm2"]
-    (found,) = json.loads(printed("models", "--json"))
+    found, agent = json.loads(printed("models", "--json"))
+    assert agent["name"] == "smollm2-agent"
     assert (found["name"], found["licence"]) == ("smollm2", weights.license)
     assert (found["context"], found["fetched"]) == (weights.context_length, False)
     models_dir = place / "elsewhere" / "models"
     models_dir.mkdir(parents=True)
     with (models_dir / "smollm2.gguf").open("wb") as file:
         file.truncate(weights.size_bytes)
-    (found,) = json.loads(printed("models", "--json", "--data-dir", "elsewhere"))
-    assert found["fetched"] is True
+    listed = json.loads(printed("models", "--json", "--data-dir", "elsewhere"))
+    assert [row["fetched"] for row in listed] == [True, True]
     assert "smollm2" in printed("models")
 
 
@@ -146,6 +147,8 @@ def test_built_in_name_uses_the_template_of_serve(place: Path) -> None:
     assert json.loads(printed("render", "smollm2", "chat.json", "--api", "chat", "--json"))[
         "text"
     ] == (PROMPT)
+    rendered = printed("render", "smollm2-agent", "chat.json", "--api", "chat", "--json")
+    assert json.loads(rendered)["text"] == PROMPT
     assert json.loads(printed("inspect", "smollm2", "--json"))["self_test"]["ok"]
     assert printed("tokenize", "smollm2", "a", "--json") == "[81]\n"
 

@@ -16,10 +16,12 @@ from dovetail.models.weights import (
     BuiltInModel,
     ModelUnavailableError,
     fetch_weights,
+    find_adapter,
     find_model,
 )
 from dovetail.settings.installation import default_data_dir
 
+MAX_ADAPTER_BYTES = 12_000_000
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
 
@@ -164,6 +166,16 @@ def test_built_in_names(tmp_path: Path) -> None:
     with there.open("wb") as file:
         file.truncate(smollm2.size_bytes)
     assert find_model("smollm2", tmp_path) == there
+    assert find_model("smollm2-agent", tmp_path) == there
+
+
+def test_adapter_is_part_of_the_distribution() -> None:
+    adapter = find_adapter("smollm2-agent")
+    assert adapter is not None
+    assert adapter.read_bytes()[:4] == b"GGUF"
+    assert adapter.stat().st_size <= MAX_ADAPTER_BYTES
+    assert find_adapter("smollm2") is None
+    assert find_adapter("some/model.gguf") is None
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

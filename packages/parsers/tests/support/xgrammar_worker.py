@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-import numpy  # type: ignore[import-not-found]
+import numpy
 import xgrammar  # type: ignore[import-not-found]
 
 

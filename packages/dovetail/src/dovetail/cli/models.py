@@ -53,7 +53,7 @@ def _builtin_rows(folder: Path) -> TableRows:
 
 
 def _is_fetched(weights: BuiltInModel, folder: Path) -> bool:
-    file = folder / "models" / f"{weights.name}.gguf"
+    file = folder / "models" / f"{weights.file_stem}.gguf"
     return file.is_file() and file.stat().st_size == weights.size_bytes
 
 

@@ -16,10 +16,11 @@ from dovetail.cli.errors import fail
 from dovetail.http.app import App
 from dovetail.http.memory import request_memory
 from dovetail.http.options import HttpOptions
+from dovetail.models.weights import DEFAULT_MODEL
 from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.server.build import DEFAULT_MODEL, SETUP_ERRORS, build_service
+from dovetail.server.build import SETUP_ERRORS, build_service
 from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.process import notify
 from dovetail.server.supervisor import reload_on_change

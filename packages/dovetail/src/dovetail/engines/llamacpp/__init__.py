@@ -13,11 +13,11 @@ def create(setup: EngineSetup) -> LlamaCppEngine:
     """Create the engine for a GGUF file."""
     if setup.model is None or setup.model.is_dir():
         raise EngineSetupError(_missing_gguf_message(setup.model))
+    options = parse_options(setup.options, LlamaCppOptions)
+    if options.adapter is not None and not Path(options.adapter).is_file():
+        raise EngineSetupError(f"the adapter {options.adapter} is not a file")
     return LlamaCppEngine(
-        setup.model,
-        setup.tokenizer,
-        context_length=setup.context_length,
-        options=parse_options(setup.options, LlamaCppOptions),
+        setup.model, setup.tokenizer, context_length=setup.context_length, options=options
     )
 
 

@@ -37,6 +37,10 @@ def _serve(config: dict[str, Any]) -> Any:
     params.model.path = config["model"]
     for name, value in config["params"].items():
         setattr(params, name, value)
+    if config["adapter"]:
+        adapter = xllamacpp.CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = config["adapter"], 1.0
+        params.lora_adapters = [adapter]
     # Fitting layers to the GPU automatically would load the model twice.
     params.fit_params = len(xllamacpp.get_device_info()) > 1
     if config["threads"]:

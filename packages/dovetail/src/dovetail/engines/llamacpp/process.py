@@ -32,6 +32,7 @@ class LlamaCppOptions(msgspec.Struct, frozen=True):
     sessions than slots retain their cached prefix.
     `batch`: tokens per prefill batch. Between two batches a generation can be cancelled, and
     another one can run.
+    `adapter`: a GGUF file with a LoRA adapter, which is applied to the model.
     `logs`: forward llama.cpp's log.
     `tcp`: listen on a loopback port, which is required on systems without unix sockets.
     """
@@ -41,6 +42,7 @@ class LlamaCppOptions(msgspec.Struct, frozen=True):
     gpu_layers: int | None = None
     batch: PositiveInt = 512
     host_cache_mib: int = 1024
+    adapter: str | None = None
     logs: bool = False
     tcp: bool = False
     start_timeout: float = 600.0
@@ -77,6 +79,7 @@ class LlamaCppProcess(EngineProcess):
         key = secrets.token_urlsafe(32)
         config = {
             "model": str(model),
+            "adapter": self._options.adapter,
             "params": self._params(context_length, key),
             "threads": self._options.threads or default_thread_count(),
         }
