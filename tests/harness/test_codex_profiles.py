@@ -184,7 +184,7 @@ def test_alias_of_a_profile_uses_its_settings(
     assert "You are Codex" in seen.instructions
     assert len(seen.instructions) > 20_000
     assert ("custom", "apply_patch") in seen.tools
-    assert ("tool_search", "") not in seen.tools  # it would hide the tools that it searches
+    assert ("tool_search", "") in seen.tools
     assert seen.first["reasoning"] == {"effort": "medium"}
     assert seen.first["text"] == {"verbosity": "low"}
     assert (tmp_path / "work" / "greeting.txt").read_text() == "grüße\n"

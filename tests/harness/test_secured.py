@@ -22,7 +22,7 @@ from dovetail.launch.client_version import find_version
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
 
 KEY = "dvt_a-key-of-the-team"
-CODEX_TOKENS = 5_500
+CODEX_TOKENS = 4_000
 
 
 def claude_tokens() -> int:

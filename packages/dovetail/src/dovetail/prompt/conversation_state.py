@@ -16,6 +16,7 @@ from dovetail.prompt.appended_text import append_text, can_append
 from dovetail.prompt.context_edits import ContextEdits
 from dovetail_model import ToolSpec, Turn
 
+FIRST_TURN = "first"  # in place of an entry id: the first assistant turn, if it has no entry
 AdditionKind = Literal["tools_added", "tools_removed", "moved_text", "notice"]
 
 
@@ -126,7 +127,10 @@ def append_additions(
     """
     changed = list(turns)
     for addition in additions:
-        at = positions.get(addition.entry_id, 0) if addition.entry_id else len(turns)
+        if addition.entry_id == FIRST_TURN:
+            at = next((at for at, turn in enumerate(turns) if turn.role == "assistant"), 0)
+        else:
+            at = positions.get(addition.entry_id, 0) if addition.entry_id else len(turns)
         if at > 0 and can_append(changed[at - 1]):
             changed[at - 1] = append_text(changed[at - 1], addition.text)
     return tuple(changed) if additions else turns

@@ -12,6 +12,7 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.history_match import HistoryMatch
 from dovetail.prompt.appended_text import can_append
 from dovetail.prompt.conversation_state import (
+    FIRST_TURN,
     ConversationState,
     PromptAddition,
     StateRecord,
@@ -75,7 +76,7 @@ def build_view(
         known_chars,
         changed=match.tools_changed,
     )
-    state = _add_notice(plan.state, request)
+    state = _add_notice(plan.state, request, is_known=last is not None)
     notices = find_notices(request.turns, match, last, options.identical_calls)
     if notices:
         state = msgspec.structs.replace(state, additions=(*state.additions, *notices))
@@ -112,12 +113,18 @@ def _with_view(
     return msgspec.structs.replace(request, system=system, turns=turns, tools=tools)
 
 
-def _add_notice(state: ConversationState, request: Request) -> ConversationState:
-    """Add a notice that declared tools are not available, once for the same tools."""
+def _add_notice(state: ConversationState, request: Request, *, is_known: bool) -> ConversationState:
+    """Add a notice that declared tools are not available, once for the same tools.
+
+    In a conversation that the ledger does not know, it is where the first request had it: the
+    turns may be restored from their seals, which do not contain the notice.
+    """
     names = request.unavailable_tools
     if not names or not request.turns or not can_append(request.turns[-1]):
         return state
-    notice = PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {', '.join(names)}")
+    is_restored = not is_known and any(turn.role == "assistant" for turn in request.turns)
+    place = FIRST_TURN if is_restored else ""
+    notice = PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {', '.join(names)}", place)
     known = [one.text for one in state.additions if one.text.startswith(_UNAVAILABLE_TEXT)]
     if known[-1:] == [notice.text]:
         return state
