@@ -78,7 +78,7 @@ def test_duplicate_model_name_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--engine", "vllm"], "requires --engine-url"),
+        (["--engine", "vllm"], "requires the package vllm"),
         (["--engine", "vllm", "--engine-url", "nowhere"], "--engine-url: expected an http://"),
         (["--engine", "vllm", "--engine-url", "http://127.0.0.1:9"], "is not available"),
         (
@@ -91,7 +91,8 @@ def test_duplicate_model_name_is_rejected(tmp_path: Path) -> None:
 def test_unservable_settings_are_reported_in_one_line(
     tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
-    model = () if "vllm" in arguments else (qwen_folder(tmp_path / "model"),)
+    remote = {"vllm", "--engine-url"} <= set(arguments)
+    model = () if remote else (qwen_folder(tmp_path / "model"),)
     ended = dovetail("serve", *model, *arguments, home=tmp_path)
     assert ended.status == 1
     assert expected in ended.err

@@ -101,6 +101,10 @@ class Tap:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
             writer.close()
             return
+        if "post /v1/completions" not in head:  # other APIs of vLLM, which are not offered
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            writer.close()
+            return
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         self.engine.set_result(writer)
 
