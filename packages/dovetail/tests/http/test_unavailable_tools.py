@@ -103,11 +103,30 @@ def test_model_of_the_responses_api_is_informed() -> None:
     run_served(main)
 
 
-def test_required_tool_that_is_unavailable_is_not_required() -> None:
+def test_required_tool_that_is_unavailable_fails() -> None:
     async def main(stage: Stage) -> None:
         choice = {"type": "tool", "name": "web_search"}
-        message = await create(stage.anthropic(), [SEARCH, TOOL], tool_choice=choice)
-        assert message.stop_reason == "end_turn"
+        with pytest.raises(anthropic.BadRequestError, match=r"tool_choice: .*is not available"):
+            await create(stage.anthropic(), [SEARCH, TOOL], tool_choice=choice)
+        assert not stage.engine.requests
+
+    run_served(main)
+
+
+@pytest.mark.parametrize("type", ["web_search", "file_search"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_required_tool_of_responses_that_is_unavailable_fails(type: str, listed: bool) -> None:
+    async def main(stage: Stage) -> None:
+        tools: Any = [{"type": type}, FUNCTION]
+        choice: Any = {"type": type}
+        if listed:
+            choice = {"type": "allowed_tools", "mode": "required", "tools": [choice]}
+        with pytest.raises(openai.BadRequestError) as failed:
+            await stage.openai().responses.create(
+                model=NAME, input="Search.", tools=tools, tool_choice=choice
+            )
+        assert f"'{type}' is not available" in failed.value.message
+        assert failed.value.param == "tool_choice"
 
     run_served(main)
 

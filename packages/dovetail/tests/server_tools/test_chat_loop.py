@@ -104,13 +104,26 @@ def test_more_choices_are_rejected() -> None:
     run_served(main)
 
 
-@pytest.mark.parametrize("tools", [[], [FUNCTION]])
-def test_search_is_rejected_without_a_provider(tools: Any) -> None:
+def test_search_is_rejected_without_a_provider() -> None:
     async def main() -> None:
         async with serving() as stage:
             with pytest.raises(openai.BadRequestError, match="web_search_options"):
                 await stage.openai().chat.completions.create(
-                    model=NAME, messages=[QUESTION], web_search_options={}, tools=tools
+                    model=NAME, messages=[QUESTION], web_search_options={}
                 )
+
+    run(main)
+
+
+def test_model_with_other_tools_is_informed_without_a_provider() -> None:
+    async def main() -> None:
+        async with serving() as stage:
+            raw = await stage.openai().chat.completions.with_raw_response.create(
+                model=NAME, messages=[QUESTION], web_search_options={}, tools=[FUNCTION]
+            )
+            assert "tools are not available on this server: web_search" in prompt_text(stage)
+            notes = raw.headers["x-dovetail-diagnostics"]
+            assert "tool_unavailable:web_search" in notes
+            assert "ignored:web_search_options" in notes
 
     run(main)

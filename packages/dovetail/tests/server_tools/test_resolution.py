@@ -85,3 +85,11 @@ def test_tools_of_chat_follow_the_same_rules(type: str) -> None:
     request = CHAT.decode(json.dumps(body).encode(), {})
     with pytest.raises(Unsupported, match=f"'{type}' is not available"):
         ServerToolResolver().resolve(request)
+
+
+def test_listed_search_is_allowed_and_required() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}
+    request = responses({"type": "web_search"}, FUNCTION, tool_choice=choice)
+    resolved = ServerToolResolver(BOTH).resolve(request)
+    assert resolved.tool_choice.name == "web_search"
+    assert resolved.tool_choice.allowed == {"web_search", "web_fetch"}

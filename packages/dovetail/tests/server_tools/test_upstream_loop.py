@@ -23,6 +23,7 @@ from dovetail_model import (
     Finish,
     Request,
     SpanEnd,
+    TextBlock,
     TextDelta,
     ToolResultBlock,
     Usage,
@@ -107,10 +108,14 @@ def test_search_without_a_provider_is_not_shown() -> None:
         async with serving(registry=make_registry(upstream, None)) as stage:
             messages: Any = [{"role": "user", "content": "Weather?"}]
             tools: Any = [SEARCH_TOOL, CLIENT_TOOL]
-            await stage.anthropic().messages.create(
+            raw = await stage.anthropic().messages.with_raw_response.create(
                 model=NAME, max_tokens=64, messages=messages, tools=tools
             )
+            assert "tool_unavailable:web_search" in raw.headers["x-dovetail-diagnostics"]
             assert [tool.name for tool in upstream.requests[0].tools] == ["look_up"]
+            (block,) = upstream.requests[0].turns[0].blocks
+            assert isinstance(block, TextBlock)
+            assert block.text.endswith("are not available on this server: web_search")
             with pytest.raises(anthropic.BadRequestError, match="is not available"):
                 await stage.anthropic().messages.create(
                     model=NAME, max_tokens=64, messages=messages, tools=tools[:1]

@@ -17,6 +17,7 @@ class ServerTool(msgspec.Struct, frozen=True):
     `field`: The path of its declaration.
     `position`: The number of client tools that are declared before it.
     `required`: The request requires a call of it.
+    `listed`: The request's list of allowed tools contains it.
     `implied`: No declaration names it: it completes another one, and may be missing.
     `max_uses`: The maximum number of calls in one response.
     `allowed_domains`, `blocked_domains`: Domains, with an optional path, of the results.
@@ -31,6 +32,7 @@ class ServerTool(msgspec.Struct, frozen=True):
     field: str
     position: int = 0
     required: bool = False
+    listed: bool = False
     implied: bool = False
     max_uses: int | None = None
     allowed_domains: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.registry import UpstreamModel
 from dovetail.pipeline.sinks import EventSink
+from dovetail.prompt.conversation_view import append_unavailable, note_unavailable
 from dovetail_model import (
     Block,
     CallOpen,
@@ -66,6 +67,8 @@ class UpstreamRunner:
 
     async def run(self, sink: EventSink) -> None:
         """Emit the events, finish last. Errors after the first event are emitted as `Failure`."""
+        for note in note_unavailable(self._request):
+            self._observer.on_note(note)
         stream = self._entry.engine.stream(self._request)
         self._observer.on_upstream_request(
             sum(turn.role == "assistant" for turn in self._request.turns)
@@ -169,7 +172,7 @@ class UpstreamRunner:
 
 def _upstream_request(entry: UpstreamModel, request: Request, choice: int) -> Request:
     """Build the upstream request: normalized, with the sealed reasoning restored."""
-    request = entry.normalizer.normalize(request)
+    request = append_unavailable(entry.normalizer.normalize(request))
     turns = tuple(_restore_turn(entry, request, turn) for turn in request.turns)
     sampling = msgspec.structs.replace(entry.resolve_sampling(request.sampling), n=1)
     if sampling.seed is not None:

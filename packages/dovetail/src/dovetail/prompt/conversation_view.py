@@ -94,10 +94,33 @@ def build_view(
         turns = append_additions(turns, match.entry_positions(), additions)
     shown = _with_view(request, sections.system, turns, plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
-    unavailable = (f"tool_unavailable:{name}" for name in request.unavailable_tools)
     loops = (LOOP_NOTE,) if notices else ()
-    notes = (*plan.notes, *sections.notes, *unavailable, *loops)
+    notes = (*plan.notes, *sections.notes, *note_unavailable(request), *loops)
     return ConversationView(shown, callable_tools, recorded.with_state(sections.state), notes)
+
+
+def note_unavailable(request: Request) -> tuple[str, ...]:
+    """Return the notes about declared tools that are not available."""
+    return tuple(f"tool_unavailable:{name}" for name in request.unavailable_tools)
+
+
+def append_unavailable(request: Request) -> Request:
+    """Append the notice about tools that are not available, for an engine without a ledger.
+
+    It is always where the first request of the conversation had it: a place that moves would
+    invalidate the prefix.
+    """
+    if not request.unavailable_tools:
+        return request
+    assistant = any(turn.role == "assistant" for turn in request.turns)
+    notice = _create_notice(request, FIRST_TURN if assistant else "")
+    turns = append_additions(request.turns, {}, (notice,))
+    return msgspec.structs.replace(request, turns=turns)
+
+
+def _create_notice(request: Request, place: str) -> PromptAddition:
+    names = ", ".join(request.unavailable_tools)
+    return PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {names}", place)
 
 
 def _with_view(
@@ -119,12 +142,11 @@ def _add_notice(state: ConversationState, request: Request, *, is_known: bool) -
     In a conversation that the ledger does not know, it is where the first request had it: the
     turns may be restored from their seals, which do not contain the notice.
     """
-    names = request.unavailable_tools
-    if not names or not request.turns or not can_append(request.turns[-1]):
+    if not request.unavailable_tools or not request.turns or not can_append(request.turns[-1]):
         return state
     is_restored = not is_known and any(turn.role == "assistant" for turn in request.turns)
     place = FIRST_TURN if is_restored else ""
-    notice = PromptAddition("notice", f"{_UNAVAILABLE_TEXT} {', '.join(names)}", place)
+    notice = _create_notice(request, place)
     known = [one.text for one in state.additions if one.text.startswith(_UNAVAILABLE_TEXT)]
     if known[-1:] == [notice.text]:
         return state

@@ -88,17 +88,21 @@ class ServerToolResolver:
         required = next((tool for tool in usable if tool.required), None)
         if required is not None:
             fields.add("tool_choice")
+        elif (unmet := next((tool for tool in missing if tool.required), None)) is not None:
+            raise _unavailable("tool_choice", unmet)
+        absent = [tool.field for tool in missing if tool.field not in request.ignored]
         return msgspec.structs.replace(
             request,
             tools=self._add_functions(request.tools, usable) if usable else request.tools,
-            tool_choice=_require(request.tool_choice, required),
+            tool_choice=_restrict_choice(request.tool_choice, usable, required),
             server_tools=usable,
             unavailable_tools=tuple(tool.name for tool in missing),
             ignored=(
                 *(path for path in request.ignored if path not in fields),
                 *(path for tool in usable for path in tool.unused),
+                *absent,
             ),
-            client=_without_rejected(request.client, fields),
+            client=_without_rejected(request.client, fields.union(absent)),
         )
 
     def _check_usable(
@@ -106,11 +110,7 @@ class ServerToolResolver:
     ) -> None:
         if request.tools or usable:
             return
-        message = (
-            f"{missing.field}: the tool '{missing.type}' is not available: "
-            f"{_REMEDIES[missing.kind]}"
-        )
-        raise Unsupported(message, param=missing.field)
+        raise _unavailable(missing.field, missing)
 
     def _add_functions(self, tools: Tools, usable: tuple[ServerTool, ...]) -> Tools:
         key = (id(tools), tuple((tool.kind, tool.name, tool.position) for tool in usable))
@@ -125,8 +125,13 @@ class ServerToolResolver:
         return found
 
 
+def _unavailable(field: str, tool: ServerTool) -> Unsupported:
+    message = f"{field}: the tool '{tool.type}' is not available: {_REMEDIES[tool.kind]}"
+    return Unsupported(message, param=field)
+
+
 def _without_rejected(client: ClientFields, fields: set[str]) -> ClientFields:
-    """Return the client's fields without the rejection of those that have an effect."""
+    """Return the client's fields without the rejection of those that were resolved."""
     rejected = tuple(field for field in client.rejected if field.path not in fields)
     if len(rejected) == len(client.rejected):
         return client
@@ -149,7 +154,13 @@ def _check_domains(tool: ServerTool) -> None:
         raise InvalidRequest(message, param=tool.field)
 
 
-def _require(choice: ToolChoice, required: ServerTool | None) -> ToolChoice:
+def _restrict_choice(
+    choice: ToolChoice, usable: tuple[ServerTool, ...], required: ServerTool | None
+) -> ToolChoice:
+    """Return the tool choice with the server tools that the client allows or requires."""
+    listed = frozenset(tool.name for tool in usable if tool.listed)
+    if choice.allowed is not None and listed:
+        choice = msgspec.structs.replace(choice, allowed=choice.allowed | listed)
     if required is None:
         return choice
     return ToolChoice("named", required.name, choice.parallel, choice.allowed)

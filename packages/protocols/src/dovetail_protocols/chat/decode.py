@@ -85,7 +85,9 @@ def _server_tools(wire: ChatRequest, chat_tools: ChatTools) -> tuple[ServerTool,
     if wire.web_search_options is None:
         return chat_tools.server
     field = "web_search_options"
-    return decode_web_search(wire.web_search_options, field, field, len(chat_tools.tools))
+    others = (tool for tool in chat_tools.server if tool.kind == "other")
+    search = decode_web_search(wire.web_search_options, field, field, len(chat_tools.tools))
+    return (*others, *search)
 
 
 def require_model(wire: SamplingFields) -> str:

@@ -125,13 +125,39 @@ def require_server_tool(
 ) -> tuple[ServerTool, ...]:
     """Return the hosted tools; the one that the tool choice names, or the only one, is required."""
     server, kind = tools.server, given.get("type") if isinstance(given, dict) else given
-    if is_web_search(kind) or (kind == "required" and not tools.specs):
+    if isinstance(given, dict) and kind == "allowed_tools":
+        return _list_server_tools(given, tools)
+    required = next((tool for tool in server if _is_type(tool, kind)), None)
+    if kind == "required" and not tools.specs:
         required = next((tool for tool in server if tool.kind == "web_search"), None)
-        return tuple(
-            msgspec.structs.replace(tool, required=True) if tool is required else tool
-            for tool in server
+    return tuple(
+        msgspec.structs.replace(tool, required=True) if tool is required else tool
+        for tool in server
+    )
+
+
+def _list_server_tools(given: wire.Json, tools: ResponsesTools) -> tuple[ServerTool, ...]:
+    """Mark the hosted tools of a list of allowed tools.
+
+    The first one is required if the list requires a call and contains nothing else.
+    """
+    listed = given.get("tools")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if listed else []
+    server = [
+        msgspec.structs.replace(
+            tool, listed=any(_is_type(tool, entry.get("type")) for entry in entries)
         )
-    return server
+        for tool in tools.server
+    ]
+    at = next((at for at, tool in enumerate(server) if tool.listed), None)
+    if at is not None and given.get("mode") == "required" and not _allowed(listed, tools.specs):
+        server[at] = msgspec.structs.replace(server[at], required=True)
+    return tuple(server)
+
+
+def _is_type(tool: ServerTool, kind: object) -> bool:
+    """Return whether a type names a hosted tool. All types of web searches name the same one."""
+    return kind == tool.type or (is_web_search(kind) and tool.kind != "other")
 
 
 def _by_mode(
@@ -163,6 +189,8 @@ def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
     if not isinstance(entry, dict):
         return []
     name, namespace = entry.get("name"), entry.get("namespace")
+    if not isinstance(name, str):
+        return []  # a hosted tool
     if entry.get("type") == "namespace":
         return [spec for spec in specs if spec.namespace == name]
     found = [spec for spec in specs if name in (spec.name, spec.shown_as)]
