@@ -131,6 +131,42 @@ def test_required_tool_of_responses_that_is_unavailable_fails(type: str, listed:
     run_served(main)
 
 
+def test_deferred_tools_of_an_unavailable_search_are_shown() -> None:
+    async def main(stage: Stage) -> None:
+        search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+        reply = await stage.request(
+            "POST",
+            "/v1/messages",
+            {
+                "model": NAME,
+                "max_tokens": 64,
+                "messages": [{"role": "user", "content": "Search."}],
+                "tools": [search, {**TOOL, "defer_loading": True}],
+                "tool_choice": {"type": "tool", "name": "look_up"},
+            },
+        )
+        assert reply.status == 200
+        assert '"look_up"' in prompt_text(stage)
+        notes = reply.headers["x-dovetail-diagnostics"]
+        assert "tool_unavailable:tool_search_tool_regex" in notes
+        assert "ignored:tools[].defer_loading" in notes
+
+    run_served(main)
+
+
+def test_request_with_only_deferred_tools_is_reported() -> None:
+    async def main(stage: Stage) -> None:
+        raw = await stage.anthropic().messages.with_raw_response.create(
+            model=NAME,
+            max_tokens=64,
+            messages=[{"role": "user", "content": "Search."}],
+            tools=[{**TOOL, "defer_loading": True}],  # type: ignore[typeddict-item]
+        )
+        assert "tools_deferred" in raw.headers["x-dovetail-diagnostics"]
+
+    run_served(main)
+
+
 def test_count_of_tokens_includes_the_notice() -> None:
     async def main(stage: Stage) -> None:
         client = stage.anthropic()

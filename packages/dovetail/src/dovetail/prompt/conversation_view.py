@@ -25,6 +25,8 @@ from dovetail_model import Block, InvalidRequest, Request, ToolChoice, ToolSpec,
 
 #: Note for a prompt whose end states that the model repeats itself.
 LOOP_NOTE = "loop_notice"
+#: Note for a prompt without tools, because all declared tools are deferred.
+DEFERRED_NOTE = "tools_deferred"
 _UNAVAILABLE_TEXT = "These tools are not available on this server:"
 
 
@@ -95,7 +97,8 @@ def build_view(
     shown = _with_view(request, sections.system, turns, plan.head)
     callable_tools = _restrict(plan.callable_tools, request.tool_choice)
     loops = (LOOP_NOTE,) if notices else ()
-    notes = (*plan.notes, *sections.notes, *note_unavailable(request), *loops)
+    deferred = (DEFERRED_NOTE,) if request.tools and not plan.callable_tools else ()
+    notes = (*plan.notes, *sections.notes, *note_unavailable(request), *deferred, *loops)
     return ConversationView(shown, callable_tools, recorded.with_state(sections.state), notes)
 
 

@@ -19,6 +19,7 @@ from dovetail_model import (
 )
 
 _MAX_CACHED_LISTS = 256
+_TOOL_SEARCH = "tool_search"  # the types of searches for tools start with it
 # Parts of the head of prompts: a change invalidates the prefixes of running conversations.
 SEARCH_DESCRIPTION = (
     "Search the web and return numbered results, each with its title, URL and text. Use it for "
@@ -73,6 +74,7 @@ class ServerToolResolver:
         declared = request.server_tools
         if not declared:
             return request
+        request = self._show_deferred(request)
         usable = tuple(tool for tool in declared if tool.kind in self._kinds)
         if all(tool.implied for tool in usable):
             usable = ()
@@ -104,6 +106,21 @@ class ServerToolResolver:
             ),
             client=_without_rejected(request.client, fields.union(absent)),
         )
+
+    def _show_deferred(self, request: Request) -> Request:
+        """Show deferred tools if only a search for tools, which no server here runs, loads them."""
+        tools = request.tools
+        if not any(tool.type.startswith(_TOOL_SEARCH) for tool in request.server_tools):
+            return request
+        if not any(tool.deferred for tool in tools):
+            return request
+        known = self._lists.get((id(tools), ()))
+        if known is None or known[0] is not tools:
+            shown = tuple(msgspec.structs.replace(tool, deferred=False) for tool in tools)
+            known = (tools, shown)
+            self._lists.put((id(tools), ()), known)
+        ignored = (*request.ignored, "tools[].defer_loading")
+        return msgspec.structs.replace(request, tools=known[1], ignored=ignored)
 
     def _check_usable(
         self, request: Request, usable: tuple[ServerTool, ...], missing: ServerTool
