@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 from http_fixture import NAME, run, serving
 from server_tools_fixture import CLIENT_TOOL, SEARCH_TOOL, create_tools
@@ -28,6 +29,7 @@ from dovetail_model import (
     ToolResultBlock,
     Usage,
 )
+from dovetail_protocols import UpstreamDialect, build_chat_request, build_responses_request
 
 SEARCH: list[Event] = [
     CallOpen(0, "web_search", "theirs"),
@@ -43,9 +45,9 @@ class Upstream:
     """Streams one batch of events for each request."""
 
     name = "openai"
-    capabilities = EngineCapabilities(context_length=4096)
 
-    def __init__(self, *batches: list[Event]) -> None:
+    def __init__(self, *batches: list[Event], api: str | None = None) -> None:
+        self.capabilities = EngineCapabilities(context_length=4096, api=api)
         self.batches = list(batches)
         self.requests: list[Request] = []
 
@@ -98,6 +100,47 @@ def test_tools_of_the_responses_api_are_left_to_the_upstream() -> None:
             await stage.openai().responses.create(model=NAME, input="Weather?", tools=tools)
             assert upstream.requests[0].tools == ()
             assert upstream.requests[0].client.tools == (("tools[0]", {"type": "web_search"}),)
+
+    run(main)
+
+
+def test_search_of_the_responses_api_runs_here_for_a_chat_upstream() -> None:
+    async def main() -> None:
+        upstream = Upstream(SEARCH, FINAL, api="chat")
+        async with serving(registry=make_registry(upstream, create_tools())) as stage:
+            tools: Any = [{"type": "web_search"}]
+            response = await stage.openai().responses.create(
+                model=NAME, input="Weather?", tools=tools, max_tool_calls=3
+            )
+            assert response.output[0].type == "web_search_call"
+            assert response.output_text == "Rain [1]."
+            build_chat_request(upstream.requests[0], "m", UpstreamDialect())
+            assert [tool.name for tool in upstream.requests[0].tools] == ["web_search"]
+
+    run(main)
+
+
+def test_search_of_the_chat_api_runs_here_for_a_responses_upstream() -> None:
+    async def main() -> None:
+        upstream = Upstream(SEARCH, FINAL, api="responses")
+        async with serving(registry=make_registry(upstream, create_tools())) as stage:
+            messages: Any = [{"role": "user", "content": "Weather?"}]
+            completion = await stage.openai().chat.completions.create(
+                model=NAME, messages=messages, web_search_options={}
+            )
+            assert completion.choices[0].message.content == "Rain [1]."
+            build_responses_request(upstream.requests[0], "m", UpstreamDialect())
+
+    run(main)
+
+
+def test_search_of_another_api_without_a_provider_fails() -> None:
+    async def main() -> None:
+        upstream = Upstream(FINAL, api="chat")
+        async with serving(registry=make_registry(upstream, None)) as stage:
+            tools: Any = [{"type": "web_search"}]
+            with pytest.raises(openai.BadRequestError, match="is not available"):
+                await stage.openai().responses.create(model=NAME, input="?", tools=tools)
 
     run(main)
 

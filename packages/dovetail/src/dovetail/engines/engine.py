@@ -131,6 +131,7 @@ class EngineCapabilities:
     is rejected before it reaches the engine.
     `hosted_tools`: the server tools that an upstream runs for clients of other APIs. Declarations
     of its own API are passed to it in any case.
+    `api`: the API of an upstream, `chat` or `responses`; None if it is not known yet.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -143,6 +144,7 @@ class EngineCapabilities:
     images: bool = False
     sampling: frozenset[OptionalSampling] = frozenset()
     hosted_tools: frozenset[ServerToolKind] = frozenset()
+    api: str | None = None
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:

@@ -332,8 +332,8 @@ class ModelRegistry:
             return request
         entry = self.find(request.model)
         if isinstance(entry, UpstreamModel):
-            hosted = entry.engine.capabilities.hosted_tools
-            return self._tool_resolver.resolve_upstream(request, hosted)
+            found = entry.engine.capabilities
+            return self._tool_resolver.resolve_upstream(request, found.hosted_tools, found.api)
         return self._tool_resolver.resolve(request)
 
     async def start(self) -> None:

@@ -48,12 +48,15 @@ class ServerToolResolver:
         # The same declarations give the same tuple: later caches look up tools by identity.
         self._lists: LruCache[_CacheKey, tuple[Tools, Tools]] = LruCache(_MAX_CACHED_LISTS)
 
-    def resolve_upstream(self, request: Request, hosted: frozenset[ServerToolKind]) -> Request:
+    def resolve_upstream(
+        self, request: Request, hosted: frozenset[ServerToolKind], api: str | None = None
+    ) -> Request:
         """Resolve the server tools of a request to an upstream, a server of OpenAI's APIs.
 
-        It gets the tools of these APIs as they are. Of other APIs, it runs the `hosted` kinds.
+        It gets the tools of its own `api` as they are. Of other APIs, it runs the `hosted` kinds.
+        While its API is not known, it gets the tools of both of OpenAI's APIs.
         """
-        if request.client.api != "messages":
+        if request.client.api == api or (api is None and request.client.api != "messages"):
             return msgspec.structs.replace(request, server_tools=())
         found = tuple(tool for tool in request.server_tools if tool.kind in hosted)
         others = tuple(tool for tool in request.server_tools if tool not in found)
@@ -63,6 +66,7 @@ class ServerToolResolver:
             server_tools=others,
             hosted_tools=found,
             ignored=tuple(path for path in request.ignored if path not in fields),
+            client=_without_rejected(request.client, fields),
         )
         return self.resolve(request)
 
@@ -148,11 +152,12 @@ def _unavailable(field: str, tool: ServerTool) -> Unsupported:
 
 
 def _without_rejected(client: ClientFields, fields: set[str]) -> ClientFields:
-    """Return the client's fields without the rejection of those that were resolved."""
+    """Return the client's fields without those that were resolved instead of being rejected."""
     rejected = tuple(field for field in client.rejected if field.path not in fields)
     if len(rejected) == len(client.rejected):
         return client
-    return msgspec.structs.replace(client, rejected=rejected)
+    left = {name: value for name, value in client.fields.items() if name not in fields}
+    return msgspec.structs.replace(client, rejected=rejected, fields=left)
 
 
 def _with_unused_name(tool: ServerTool, tools: Tools) -> ServerTool:

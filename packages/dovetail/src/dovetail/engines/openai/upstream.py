@@ -113,6 +113,7 @@ class OpenAIUpstream:
             context_length=self._context_length,
             images=self._adaptations.images,
             hosted_tools=self._options.hosted_kinds(),
+            api=self._api,
         )
 
     async def start(self) -> None:
