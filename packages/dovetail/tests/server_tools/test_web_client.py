@@ -17,7 +17,7 @@ from dovetail.server_tools.web_client import Page, WebClient, is_public
         "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
         "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1",
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::",
-        "2002:a00:1::", "fe80::1%eth0", "192.0.2.1", "198.18.0.1", "not an address", "",
+        "2002:a00:1::", "fe80::1%eth0", "fec0::1", "192.0.2.1", "198.18.0.1", "not an address", "",
     ],
 )  # fmt: skip
 def test_address_is_not_public(address: str) -> None:

@@ -60,7 +60,11 @@ def is_public(address: str) -> bool:
 
 def _is_public(ip: Address) -> bool:
     return ip.is_global and not (
-        ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_loopback
+        ip.is_multicast
+        or ip.is_reserved
+        or ip.is_unspecified
+        or ip.is_loopback
+        or (isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local)
     )
 
 
