@@ -130,6 +130,13 @@ print(json.dumps({"results": [{"url": "https://a.example", "title": json.dumps(q
     }
 
 
+def test_command_may_write_null(tmp_path: Path) -> None:
+    page = {"url": "https://a.example", "title": None, "text": None, "page_age": None}
+    reply = json.dumps({"results": [page, {"url": None}], "error": None})
+    found = run_command(f"print({reply!r})", tmp_path)
+    assert found == [FoundPage("https://a.example")]
+
+
 @pytest.mark.parametrize(
     ("script", "code"),
     [

@@ -114,8 +114,15 @@ def _with_site_operators(query: SearchQuery) -> str:
     return f"{query.query} {sites[0] if len(sites) == 1 else '(' + ' OR '.join(sites) + ')'}"
 
 
+class _CommandPage(msgspec.Struct, frozen=True):
+    url: str | None = None
+    title: str | None = None
+    text: str | None = None
+    page_age: str | None = None
+
+
 class _CommandReply(msgspec.Struct, frozen=True):
-    results: list[FoundPage] = []
+    results: list[_CommandPage] | None = None
     error: str | None = None
 
 
@@ -134,7 +141,11 @@ class CommandProvider:
         if reply.error is not None:
             known = reply.error in ("too_many_requests", "query_too_long")
             raise ServerToolError(reply.error if known else "unavailable")
-        return reply.results
+        return [
+            FoundPage(page.url, page.title or "", page.text or "", page.page_age)
+            for page in reply.results or ()
+            if page.url
+        ]
 
     async def _run(self, data: bytes) -> bytes:
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
