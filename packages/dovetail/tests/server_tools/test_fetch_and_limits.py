@@ -74,6 +74,7 @@ def test_page_that_may_not_be_fetched(url: str, tool: dict[str, Any], code: str)
         stage.engine.plan = stage.engine.script(call("web_fetch", url=url), "Sorry.")
         message = await stream(stage, [QUESTION], [{**FETCH_TOOL, **tool}])
         assert message.content[1].content.error_code == code
+        assert message.usage.server_tool_use is None  # nothing was fetched
 
     run_served(main, create_tools(client=StubClient()))
 

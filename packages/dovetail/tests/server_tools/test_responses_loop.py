@@ -284,3 +284,17 @@ def test_search_of_another_server_is_text() -> None:
         assert "[web_search_call" in prompt_text(stage)
 
     run_served(main)
+
+
+def test_last_turn_runs_no_calls() -> None:
+    provider = StubProvider()
+
+    async def main(stage: Stage) -> None:
+        stage.engine.plan = stage.engine.script(SEARCH, f"No more. {SEARCH}")
+        response, _ = await respond(stage, [QUESTION])
+        assert response.status == "completed"
+        assert response.output_text.strip() == "No more."
+        assert sum(item.type == "web_search_call" for item in response.output) == 1
+        assert len(provider.queries) == 1
+
+    run_served(main, create_tools(provider, max_turns=1))

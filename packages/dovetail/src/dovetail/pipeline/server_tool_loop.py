@@ -14,7 +14,7 @@ from dovetail.engines.engine import to_public_error
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.sinks import EventSink
 from dovetail.server_tools.result_text import ReferenceScanner
-from dovetail.server_tools.runner import CallRunner, ServerTools
+from dovetail.server_tools.runner import REJECTED_CALL_CODES, CallRunner, ServerTools
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -74,7 +74,15 @@ class ServerToolLoop:
 
     async def _run_next(self, request: Request, runner: CallRunner) -> Request | None:
         """Run a turn and its calls. Returns the request of the next turn, None at the end."""
-        turn = _TurnSink(self._sink, runner, self._usage, self._calls, first=not self._turns)
+        runs_calls = request.tool_choice.mode != "none"  # models may call tools nevertheless
+        turn = _TurnSink(
+            self._sink,
+            runner,
+            self._usage,
+            self._calls,
+            first=not self._turns,
+            hides=not runs_calls,
+        )
         await self._run_turn(request, turn, self._turn_observer())
         self._turns += 1
         self._usage += turn.usage
@@ -89,6 +97,9 @@ class ServerToolLoop:
         self._calls += len(_calls_of(message))
         if not calls or turn.finish.reason != "tool_calls":
             return self._end(turn.finish)
+        if not runs_calls:
+            has_others = len(calls) < len(_calls_of(message))
+            return self._end(Finish("tool_calls" if has_others else "stop"))
         finished = await runner.run(request, calls)
         results = [one.result for one in finished]
         self._usage += _count(results)
@@ -118,8 +129,6 @@ class ServerToolLoop:
             sampling = msgspec.structs.replace(sampling, max_tokens=left)
         if choice.mode in ("named", "required"):
             choice = ToolChoice("auto", None, choice.parallel, choice.allowed)
-        if self._turns > self._tools.max_turns:
-            return self._end(Finish("stop"))
         if self._turns == self._tools.max_turns:
             if request.can_pause:
                 return self._end(Finish("pause"))
@@ -153,13 +162,16 @@ class _TurnSink:
     """Receives the events of one turn and emits those of the response.
 
     Usage and finish are withheld: only those of the last turn end the response. Calls are numbered
-    through the response, and references in the text become citations.
+    through the response, and references in the text become citations. If it `hides` calls of server
+    tools, they are not part of the response: the request does not permit them.
     """
 
     __slots__ = (
         "_calls",
         "_first",
         "_fold",
+        "_hidden",
+        "_hides",
         "_runner",
         "_scanner",
         "_sink",
@@ -169,13 +181,22 @@ class _TurnSink:
     )
 
     def __init__(
-        self, sink: EventSink, runner: CallRunner, usage: Usage, calls: int, *, first: bool
+        self,
+        sink: EventSink,
+        runner: CallRunner,
+        usage: Usage,
+        calls: int,
+        *,
+        first: bool,
+        hides: bool,
     ) -> None:
         self._sink = sink
         self._runner = runner
         self._usage_before = usage
         self._calls = calls
         self._first = first  # whether the response has not started
+        self._hides = hides
+        self._hidden: set[int] = set()  # the indices of hidden calls
         self._fold = Fold()
         self._scanner = ReferenceScanner()
         self.usage = Usage()
@@ -185,7 +206,8 @@ class _TurnSink:
         emitted: list[Event] = []
         for event in events:
             self._fold.add(event)
-            self._translate(event, emitted)
+            if not self._hides_event(event):
+                self._translate(event, emitted)
         return self._sink.write(choice, emitted) if emitted else True
 
     async def drain(self) -> None:
@@ -193,6 +215,15 @@ class _TurnSink:
 
     def message(self) -> Message:
         return self._fold.message()
+
+    def _hides_event(self, event: Event) -> bool:
+        match event:
+            case CallOpen(index=index, name=name) if self._hides and self._runner.kind_of(name):
+                self._hidden.add(index)
+                return True
+            case CallArgs(index=index) | CallClose(index=index):
+                return index in self._hidden
+        return False
 
     def _translate(self, event: Event, emitted: list[Event]) -> None:
         match event:
@@ -238,6 +269,6 @@ def _calls_of(message: Message) -> list[ToolCallBlock]:
 
 def _count(results: list[ServerToolResult]) -> Usage:
     """Count the calls that reached a provider."""
-    ran = [one for one in results if one.error != "max_uses_exceeded"]
+    ran = [one for one in results if one.error not in REJECTED_CALL_CODES]
     searches = sum(one.kind == "web_search" for one in ran)
     return Usage(web_searches=searches, web_fetches=len(ran) - searches)

@@ -42,6 +42,17 @@ DEFAULT_TIMEOUT_SECONDS = 30.0
 DEFAULT_MAX_TURNS = 10
 MAX_QUERY_CHARS = 1_000
 MAX_PAGE_CHARS = 60_000
+#: The codes of calls that did not reach a provider or a site.
+REJECTED_CALL_CODES = frozenset(
+    (
+        "max_uses_exceeded",
+        "invalid_tool_input",
+        "query_too_long",
+        "url_not_in_prior_context",
+        "url_not_allowed",
+        "url_too_long",
+    )
+)
 _CHARS_PER_TOKEN = 4
 _log = logging.getLogger(__name__)
 
