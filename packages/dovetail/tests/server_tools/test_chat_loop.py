@@ -70,7 +70,7 @@ def test_response_without_stream_is_the_same() -> None:
 
 def test_only_calls_of_the_client_are_shown() -> None:
     async def main(stage: Stage) -> None:
-        stage.engine.plan = stage.engine.script(SEARCH + "\n" + call("look_up", city="Oslo"))
+        stage.engine.plan = stage.engine.script(SEARCH, call("look_up", city="Oslo"))
         completion = await stream(stage, tools=[FUNCTION])
         (shown,) = completion.choices[0].message.tool_calls
         assert shown.function.name == "look_up"
@@ -127,3 +127,34 @@ def test_model_with_other_tools_is_informed_without_a_provider() -> None:
             assert "ignored:web_search_options" in notes
 
     run(main)
+
+
+@pytest.mark.parametrize("search_first", [True, False])
+def test_turn_ends_before_a_call_of_the_other_kind(search_first: bool) -> None:
+    """The client returns only its own calls, so that a turn with both kinds cannot be exact."""
+    provider = StubProvider()
+    own = call("look_up", city="Oslo")
+
+    async def main(stage: Stage) -> None:
+        if search_first:
+            stage.engine.plan = stage.engine.script(f"{SEARCH}\n{own}", "Rain [1].")
+            message = (await stream(stage, tools=[FUNCTION])).choices[0].message
+            assert not message.tool_calls
+            assert len(provider.queries) == 1
+            assert "Weather in Oslo" in prompt_text(stage)
+            assert_exact(stage, [SEARCH])
+            return
+        stage.engine.plan = stage.engine.script(f"{own}\n{SEARCH}", "7 degrees.")
+        completion = await stream(stage, tools=[FUNCTION])
+        assert completion.choices[0].finish_reason == "tool_calls"
+        message = completion.choices[0].message
+        (shown,) = message.tool_calls
+        assert not provider.queries
+        result = {"role": "tool", "tool_call_id": shown.id, "content": "7 C"}
+        history: Any = [QUESTION, message.model_dump(exclude_none=True), result]
+        await stage.openai().chat.completions.create(
+            model=NAME, messages=history, web_search_options={}, tools=[FUNCTION]
+        )
+        assert_exact(stage, [own])
+
+    run_served(main, create_tools(provider))

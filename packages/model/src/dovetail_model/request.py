@@ -147,7 +147,8 @@ class Request(msgspec.Struct, frozen=True):
     `hosted_tools` are the server tools that the upstream engine runs.
     `unavailable_tools` are the names of declared tools that the server cannot run.
     `max_server_calls` limits the calls of server tools in the response. If `can_pause`, a response
-    that reaches a limit of the server ends early, and the client may continue it.
+    that reaches a limit of the server ends early, and the client may continue it. If
+    `hides_server_calls`, the client's API cannot show such calls, so no later request returns them.
     `ignored` lists the paths of fields that have no effect. They are reported to the client.
     `client` has the fields as the client sent them. Only upstream engines read it.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
@@ -174,3 +175,4 @@ class Request(msgspec.Struct, frozen=True):
     unavailable_tools: tuple[str, ...] = ()
     max_server_calls: int | None = None
     can_pause: bool = False
+    hides_server_calls: bool = False

@@ -100,7 +100,7 @@ class Generation:
             self.stop_ids |= spec.stop_ids
         # The text of ignored stop tokens, which is not shown.
         self._hidden = spec.stop_texts if sampling.ignore_eos else frozenset()
-        self._call_limit = CallLimit(request.tool_choice, request.tools)
+        self._call_limit = CallLimit(request)
         self._fold = Fold()
         #: The generated token ids, without the stop token.
         self.ids = array(TOKEN_ID_TYPECODE)

@@ -56,7 +56,7 @@ class UpstreamRunner:
     ) -> None:
         self._entry = entry
         self._request = _upstream_request(entry, request, choice)
-        self._call_limit = CallLimit(self._request.tool_choice, self._request.tools)
+        self._call_limit = CallLimit(self._request)
         self._new_call_id = new_call_id
         self._observer = observer
         self._choice = choice

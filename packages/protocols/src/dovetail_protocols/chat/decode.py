@@ -66,6 +66,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
         ),
         hints=nvext.hints,
         server_tools=_server_tools(wire, chat_tools),
+        hides_server_calls=True,
         stream=bool(wire.stream),
         ignored=(
             *unused.reported,
