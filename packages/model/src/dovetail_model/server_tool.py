@@ -75,11 +75,13 @@ class ServerToolResult(msgspec.Struct, frozen=True, tag="server_tool_result"):
     raw: str = ""
 
 
-class Citation(msgspec.Struct, frozen=True, tag="citation", gc=False):
+class Citation(msgspec.Struct, frozen=True, tag="citation"):
     """A reference of the open text block to a result.
 
+    `url`: The page; empty if the reference is to a file of an upstream server.
     `text`: The beginning of what the result contains.
     `start`, `end`: The place of the reference in the block, in characters.
+    `annotation`: The reference in the form of the Responses API, if it comes from there.
     """
 
     type: ClassVar[Literal["citation"]] = "citation"
@@ -89,3 +91,4 @@ class Citation(msgspec.Struct, frozen=True, tag="citation", gc=False):
     text: str
     start: int
     end: int
+    annotation: Mapping[str, Any] | None = None

@@ -24,6 +24,7 @@ from dovetail.prompt.conversation_view import append_unavailable, note_unavailab
 from dovetail_model import (
     Block,
     CallOpen,
+    Citation,
     Diagnostic,
     DovetailError,
     EngineUnavailable,
@@ -140,6 +141,8 @@ class UpstreamRunner:
                 case HostedItem() if self._request.client.api != "responses":
                     events += self._searches.convert(event)
                     continue
+                case Citation(url="") if self._request.client.api != "responses":
+                    event = Diagnostic("annotation_not_carried")  # a file of the upstream
                 case Usage():
                     # If the upstream does not count, the first number is better than none.
                     tokens = event.input_tokens or self._input.tokens

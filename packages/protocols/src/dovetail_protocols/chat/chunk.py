@@ -49,6 +49,7 @@ class ChunkDelta(msgspec.Struct, frozen=True):
     reasoning_content: Any = None
     reasoning: Any = None
     tool_calls: list[CallFragment] | None = None
+    annotations: Any = None
 
     @property
     def text(self) -> str:

@@ -28,7 +28,7 @@ from dovetail_protocols.chat.choices import ChoiceStream
 from dovetail_protocols.chat.decode import ChatEcho
 from dovetail_protocols.chat.outcome import FINISH_REASONS, encode_logprobs
 from dovetail_protocols.chat.segments import ReasoningSegments
-from dovetail_protocols.chat.web_search import JoinedText
+from dovetail_protocols.chat.web_search import JoinedText, has_search
 from dovetail_protocols.chat.wire import AnnotationOut
 from dovetail_protocols.codec import Clock, IdFactory
 from dovetail_protocols.delta_run import NO_RUN, DeltaRun
@@ -106,6 +106,7 @@ class _ChatChoiceWriter:
         "_reasoning",
         "_segments",
         "_start",
+        "_text_ended",
         "_top",
         "finished",
         "run",
@@ -120,7 +121,8 @@ class _ChatChoiceWriter:
         self._arguments: dict[int, DeltaRun] = {}
         self._client_calls = 0  # calls of server tools are not shown and not counted
         self._annotations: list[AnnotationOut] = []
-        self._joined = JoinedText() if request.server_tools else None
+        self._joined = JoinedText() if has_search(request) else None
+        self._text_ended = False
         dispatcher = Dispatcher(request.hints, at)
         self._dispatcher = dispatcher if dispatcher.active else None
         self._segments = ReasoningSegments() if chat_echo(request).segments else None
@@ -175,10 +177,6 @@ class _ChatChoiceWriter:
                 self._annotations.append(joined.annotate(event))
             case ServerToolResult():
                 joined.end_turn()
-            case Finish() if self._annotations:
-                # In one chunk: the official SDK cannot join lists without an index.
-                chunk = self._start + b'"annotations":' + _encode(self._annotations) + _DELTA_END
-                return chunk + self._encode_plain(event)
             case SpanEnd() | CallOpen():
                 joined.end_block()
         return b"" if isinstance(event, CallOpen) and event.server else self._encode_plain(event)
@@ -191,9 +189,19 @@ class _ChatChoiceWriter:
                 self.usage = event
             case Logprobs(tokens=tokens) if self._top is not None:
                 self._logprobs += tokens
+            case Citation() if self._joined is None and not self._text_ended:
+                self._annotations.append(JoinedText().annotate(event))  # the text starts at 0
+            case SpanEnd(kind="text"):
+                self._text_ended = True
             case Finish():
-                return self._finish(event)
+                return self._encode_annotations() + self._finish(event)
         return b""
+
+    def _encode_annotations(self) -> bytes:
+        """Encode all in one chunk: the official SDK cannot join lists without an index."""
+        if not self._annotations:
+            return b""
+        return self._start + b'"annotations":' + _encode(self._annotations) + _DELTA_END
 
     def _open(self, call: CallOpen) -> bytes:
         """Encode the only chunk with the call's id and name: clients join repeated fields."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from dovetail_model import Message, Request, ToolCallBlock
+from dovetail_model import CitedTextBlock, Message, Request, ToolCallBlock
 from dovetail_protocols.chat.decode import ChatEcho
 from dovetail_protocols.chat.encode import chat_echo
 from dovetail_protocols.chat.outcome import (
@@ -69,7 +69,7 @@ def _choice(at: int, message: Message, request: Request, reasoning_field: str) -
 def _message(message: Message, echo: ChatEcho, reasoning_field: str) -> ChatMessageOut:
     text, reasoning = group_texts(message.blocks)
     annotations: list[AnnotationOut] = []
-    if message.server_results:
+    if message.server_results or any(isinstance(b, CitedTextBlock) for b in message.blocks):
         text, annotations = join_texts(message)
     calls = [
         _call(block)

@@ -32,6 +32,7 @@ from dovetail_protocols.chat.chunk import (
     salvage_chunk,
 )
 from dovetail_protocols.chat.fragments import CallAssembler
+from dovetail_protocols.chat.web_search import read_annotations
 from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.sse import ServerEvent, SseReader
 
@@ -53,11 +54,14 @@ class ChatReader:
     __slots__ = (
         "_calls",
         "_choice",
+        "_citations",
         "_finish",
+        "_length",
         "_out",
         "_over",
         "_server",
         "_span",
+        "_span_start",
         "_sse",
         "_usage",
     )
@@ -71,6 +75,8 @@ class ChatReader:
         self._usage = Usage()
         self._finish: Finish | None = None  # held back: usage may follow it
         self._over = False
+        self._length = self._span_start = 0  # characters of text, all and before the open span
+        self._citations = 0
         self._server: tuple[str | None, str | None] = (None, None)
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -145,8 +151,11 @@ class ChatReader:
             logprobs = []
         if text := delta.text:
             self._append_delta("text", [*logprobs, TextDelta(text)])
+            self._length += len(text)
             logprobs = []
         self._out += logprobs
+        if delta.annotations:
+            self._take_annotations(delta.annotations)
         for fragment in delta.tool_calls or ():
             self._take_fragment(fragment)
         if choice.finish_reason and self._finish is None:
@@ -156,8 +165,18 @@ class ChatReader:
         self._close_call()
         if span != self._span:
             self._close_span()
+            self._span_start = self._length
         self._span = span
         self._out += events
+
+    def _take_annotations(self, value: object) -> None:
+        """Emit references to web pages. Servers count characters of the whole message."""
+        for citation in read_annotations(value, self._citations + 1, self._span_start):
+            if self._span != "text" or citation.start < 0:
+                self._out.append(Diagnostic("late_annotation"))
+                continue
+            self._citations += 1
+            self._out.append(citation)
 
     def _take_fragment(self, fragment: CallFragment) -> None:
         if self._calls.is_first(fragment):

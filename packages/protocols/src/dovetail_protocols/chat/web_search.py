@@ -4,11 +4,25 @@ This API shows neither the calls nor the results of searches. Its message has on
 of the model's turns are joined, and the places of references are places in the joined text.
 """
 
-from dovetail_model import Citation, CitedTextBlock, Message, ServerToolResult, TextBlock
+from dovetail_model import (
+    Citation,
+    CitedTextBlock,
+    Message,
+    Request,
+    ServerToolResult,
+    TextBlock,
+)
 from dovetail_protocols.chat.wire import AnnotationOut, UrlCitationOut
+from dovetail_protocols.citations import to_citation
 from dovetail_protocols.json_strings import replace_surrogates
 
 _SEPARATOR = "\n\n"
+
+
+def has_search(request: Request) -> bool:
+    """Return whether a search can run: by this server, or by an upstream."""
+    passed = request.client.fields.get("web_search_options")
+    return bool(request.server_tools or request.hosted_tools) or passed is not None
 
 
 class JoinedText:
@@ -53,6 +67,20 @@ class JoinedText:
                 end_index=start + citation.end,
             )
         )
+
+
+def read_annotations(value: object, first: int, shift: int) -> list[Citation]:
+    """Read references of an upstream server to web pages, in the current block.
+
+    `first` is the number of the first one, `shift` the place of the block in the joined text.
+    """
+    given = value if isinstance(value, list) else []
+    found = [one.get("url_citation") for one in given if isinstance(one, dict)]
+    pages = [one for one in found if isinstance(one, dict)]
+    return [
+        to_citation({"type": "url_citation", **page}, number, -shift)
+        for number, page in enumerate(pages, start=first)
+    ]
 
 
 def join_texts(message: Message) -> tuple[str, list[AnnotationOut]]:

@@ -6,6 +6,7 @@ import msgspec
 
 from dovetail_model import ContentBlock, DocumentBlock, ImageBlock, TextBlock
 from dovetail_protocols import request_body as fields
+from dovetail_protocols.citations import to_annotated_text
 from dovetail_protocols.responses import wire
 
 _IMAGES = ("input_image", "image_url", "computer_screenshot")
@@ -77,7 +78,8 @@ def _text_blocks(text: str) -> tuple[TextBlock, ...]:
 
 def _part(part: wire.Part) -> tuple[ContentBlock, ...] | None:
     if part.text is not None or part.refusal is not None:
-        return _text_blocks(part.text or part.refusal or "")
+        text = part.text or part.refusal or ""
+        return (to_annotated_text(text, part.annotations),) if text else ()
     if part.type in _IMAGES:
         return _image(part)
     if part.type == "input_file":

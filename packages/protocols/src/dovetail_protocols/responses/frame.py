@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from dovetail_model import TokenLogprob, Usage
+from dovetail_protocols.citations import Annotation, find_annotations
 
 
 class FramePart(msgspec.Struct, frozen=True):
@@ -13,6 +14,7 @@ class FramePart(msgspec.Struct, frozen=True):
     type: str = ""
     text: str | None = None
     refusal: str | None = None
+    annotations: Any = None
 
     @property
     def content_text(self) -> str:
@@ -45,6 +47,16 @@ class FrameItem(msgspec.Struct, frozen=True, kw_only=True):
             return (self.input if self.type == "custom_tool_call" else self.arguments) or ""
         text = "".join(part.content_text for part in self.content or ())
         return text or "\n\n".join(part.content_text for part in self.summary or ())
+
+    @property
+    def annotations(self) -> list[tuple[Annotation, int]]:
+        """The annotations of all parts, each with the start of its part in the text."""
+        found: list[tuple[Annotation, int]] = []
+        start = 0
+        for part in self.content or ():
+            found += [(annotation, start) for annotation in find_annotations(part.annotations)]
+            start += len(part.content_text)
+        return found
 
 
 class FrameTokenDetails(msgspec.Struct, frozen=True):
@@ -95,6 +107,7 @@ class ResponseFrame(msgspec.Struct, frozen=True, kw_only=True):
     type: str = ""
     item_id: str | None = None
     output_index: int | None = None
+    content_index: int | None = None
     summary_index: int | None = None
     item: FrameItem | None = None
     annotation: dict[str, Any] | None = None

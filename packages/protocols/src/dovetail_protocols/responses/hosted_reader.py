@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail_model import Citation, HostedItem, ResponseFields
+from dovetail_model import HostedItem, ResponseFields
 
 ITEM_ADDED, ITEM_DONE = "response.output_item.added", "response.output_item.done"
 _POSITION = ("type", "sequence_number", "output_index", "item", "item_id")
@@ -103,19 +103,3 @@ class HostedReader:
 def _own_fields(frame: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a frame that do not depend on its position in the stream."""
     return {name: value for name, value in frame.items() if name not in _POSITION}
-
-
-def to_citation(annotation: Mapping[str, Any], number: int) -> Citation | None:
-    """Convert an annotation that refers to a web page. Others are not represented."""
-    url = annotation.get("url")
-    if annotation.get("type") != "url_citation" or not isinstance(url, str):
-        return None
-    start, end = annotation.get("start_index"), annotation.get("end_index")
-    return Citation(
-        number,
-        url,
-        str(annotation.get("title") or ""),
-        "",
-        start if isinstance(start, int) else 0,
-        end if isinstance(end, int) else 0,
-    )

@@ -5,7 +5,7 @@ they stream: parts without deltas are emitted at the end of the item or of the r
 ends with `response.completed`, `incomplete` or `failed`; otherwise it was interrupted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,9 +25,10 @@ from dovetail_model import (
     SpanEnd,
     TextDelta,
 )
+from dovetail_protocols.citations import Annotation, to_citation
 from dovetail_protocols.openai_error import error_kind
 from dovetail_protocols.responses.frame import FrameItem, FrameResponse, ResponseFrame
-from dovetail_protocols.responses.hosted_reader import HostedReader, to_citation
+from dovetail_protocols.responses.hosted_reader import HostedReader
 from dovetail_protocols.responses.sequencer import EventSequencer
 from dovetail_protocols.sse import ServerEvent, SseReader
 
@@ -137,16 +138,31 @@ class ResponsesReader:
     def _text(self, frame: ResponseFrame) -> None:
         item = self._place(frame, "message")
         self._open_span(item)
+        item.part_starts.setdefault(frame.content_index, item.length)
         if frame.logprobs:
             self._out.append(Logprobs(tuple(token.to_token_logprob() for token in frame.logprobs)))
         self._append_delta(item, frame.delta or "")
 
     def _annotation(self, frame: ResponseFrame) -> None:
-        """Read a reference of the open text to a web page."""
-        citation = to_citation(frame.annotation or {}, self._citations + 1)
-        if citation is not None and self._span is not None:
+        """Read a reference of a text to a web page or a file."""
+        item = self._known(frame.item_id, frame.output_index) or self._span
+        if item is None or frame.annotation is None:
+            return
+        if item.has_output or item.closed:  # else the finished item has it
+            start = item.part_starts.get(frame.content_index, 0)
+            self._append_annotations(item, [(frame.annotation, start)])
+
+    def _append_annotations(
+        self, item: "_ItemState", found: Sequence[tuple[Annotation, int]]
+    ) -> None:
+        """Emit annotations of an item, each with the start of its part in the text."""
+        if found and self._span is not item:
+            self._out.append(Diagnostic("late_annotation"))
+            return
+        for annotation, start in found:
+            item.annotations += 1
             self._citations += 1
-            self._out.append(citation)
+            self._out.append(to_citation(annotation, self._citations, start))
 
     def _reasoning(self, frame: ResponseFrame) -> None:
         """Read reasoning, or its summary if a server does not return the reasoning."""
@@ -244,6 +260,7 @@ class ResponsesReader:
         elif item.kind == "reasoning":
             self._out.append(ReasoningDelta(text))
         else:
+            item.length += len(text)
             self._out.append(TextDelta(text))
 
     def _close(self, item: "_ItemState", frame_item: FrameItem) -> None:
@@ -252,6 +269,8 @@ class ResponsesReader:
             return
         if not item.has_output:
             self._append_missing(item, frame_item)
+        if item.kind == "message":
+            self._append_annotations(item, frame_item.annotations[item.annotations :])
         if item.number is None:
             item.closed = True
             if self._span is item:
@@ -315,9 +334,16 @@ class ResponsesReader:
 
 
 class _ItemState:
-    """An output item under construction. `number` counts the calls."""
+    """An output item under construction.
 
-    __slots__ = ("closed", "has_output", "id", "kind", "number", "part", "place", "summary")
+    `number` counts the calls. `length` is the number of characters of a text, `part_starts` has
+    the start of each of its parts, and `annotations` counts those that were emitted.
+    """
+
+    __slots__ = (
+        "annotations", "closed", "has_output", "id", "kind", "length", "number", "part",
+        "part_starts", "place", "summary",
+    )  # fmt: skip
 
     def __init__(self, kind: str, id: str | None, place: int | None) -> None:
         self.kind = kind
@@ -328,6 +354,9 @@ class _ItemState:
         self.has_output = False
         self.summary = False
         self.part: int | None = None
+        self.length = 0
+        self.part_starts: dict[int | None, int] = {}
+        self.annotations = 0
 
 
 def _is_object(body: msgspec.Raw) -> bool:

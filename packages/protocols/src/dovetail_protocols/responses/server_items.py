@@ -102,7 +102,9 @@ class SealedResultItem(OutputItem):
 
 
 def citation_out(citation: Citation) -> wire.Json:
-    """Encode a reference in a text."""
+    """Encode a reference in a text: an annotation of an upstream server as it was sent."""
+    if citation.annotation is not None:
+        return dict(citation.annotation)
     return {
         "type": "url_citation",
         "url": citation.url,

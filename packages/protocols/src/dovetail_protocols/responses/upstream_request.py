@@ -11,6 +11,7 @@ import msgspec
 
 from dovetail_model import (
     Block,
+    CitedTextBlock,
     HostedItemBlock,
     ImageBlock,
     OutputFormat,
@@ -25,6 +26,7 @@ from dovetail_model import (
     Turn,
     Unsupported,
 )
+from dovetail_protocols.citations import passed_annotations
 from dovetail_protocols.responses.tools import is_served_tool
 from dovetail_protocols.upstream import (
     ToolNames,
@@ -129,6 +131,9 @@ class _InputItemBuilder:
                 self._items.append(dict(item))
             case TextBlock(text=""):
                 pass
+            case CitedTextBlock() if annotations := passed_annotations(block.citations):
+                part = {"type": "output_text", "text": block.text, "annotations": annotations}
+                self._items.append({"type": "message", "role": "assistant", "content": [part]})
             case _:
                 self._message("assistant", [block])
 

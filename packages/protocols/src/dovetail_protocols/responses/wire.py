@@ -100,6 +100,7 @@ class Part(msgspec.Struct, frozen=True):
     file_url: str | None = None
     file_data: str | None = None
     filename: str | None = None
+    annotations: Any = None
 
 
 Content = str | list[Part | str] | None
