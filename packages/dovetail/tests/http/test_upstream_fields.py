@@ -196,20 +196,42 @@ def counted(request: FakeRequest) -> FakeResponse:
     return FakeResponse(body=json.dumps({"usage": {"input_tokens": tokens}}).encode())
 
 
-def test_custom_tools_are_native_on_a_server_that_shows_them() -> None:
+GRAMMAR = {"syntax": "lark", "definition": 'start: "a"'}
+CUSTOM_TOOLS: dict[UpstreamApi, dict[str, Any]] = {
+    "responses": {"type": "custom", "name": "patch", "format": {"type": "grammar", **GRAMMAR}},
+    "chat": {
+        "type": "custom",
+        "custom": {"name": "patch", "format": {"type": "grammar", "grammar": GRAMMAR}},
+    },
+}
+
+
+@pytest.mark.parametrize("api", CUSTOM_TOOLS)
+def test_custom_tools_are_native_on_a_server_that_shows_them(api: UpstreamApi) -> None:
     def without(request: FakeRequest) -> FakeResponse:
         found = counted(request)
         return found if found.kind != "application/json" else FakeResponse(404)
 
+    def renamed(request: FakeRequest) -> FakeResponse:
+        """Reject the older name of the limit in Chat Completions."""
+        if "max_tokens" in (request.body or {}):
+            return FakeResponse(400, b'{"error": {"message": "Use max_completion_tokens."}}')
+        return counted(request)
+
     async def scene() -> None:
-        tool = {"type": "custom", "name": "patch", "format": {"type": "text"}}
-        for responder, kind in ((counted, "custom"), (without, "function")):
-            async with relaying("responses", custom_tools=None) as (stage, fake):
+        tool = CUSTOM_TOOLS[api]
+        for responder in (counted, renamed, without):
+            async with relaying(api, custom_tools=None) as (stage, fake):
                 for _ in range(2):
                     fake.respond = responder
-                    body = BODIES["responses"] | {"tools": [tool]}
-                    reply, received = await send(stage, fake, "responses", body)
-                    assert (reply.status, received[-1]["tools"][0]["type"]) == (200, kind)
+                    body = BODIES[api] | {"tools": [tool]}
+                    reply, received = await send(stage, fake, api, body)
+                    (sent,) = received[-1]["tools"]
+                    notes = reply.headers.get("x-dovetail-diagnostics", "")
+                    if responder is without:
+                        assert (sent["type"], notes) == ("function", "custom_tools_converted")
+                    else:
+                        assert (sent, notes) == (tool, "")
                 assert len(received) == 1  # probed once
 
     run(scene)

@@ -130,6 +130,15 @@ def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
     )
 
 
+def converted_tools(request: Request, dialect: UpstreamDialect) -> tuple[str, ...]:
+    """Return the code that reports custom tools which the server gets as functions, if any.
+
+    The model then writes JSON, and no grammar constrains it.
+    """
+    converted = not dialect.custom_tools and any(t.custom for t in callable_tools(request))
+    return (CUSTOM_TOOLS_CONVERTED,) if converted else ()
+
+
 def declared_tools(client: ClientFields, api: str) -> list[Mapping[str, Any]]:
     """Return the tools as the client sent them, for a server of the same API."""
     if client.api != api:
@@ -169,6 +178,7 @@ def image_url(image: ImageBlock) -> str:
 
 
 IMAGES_REPLACED = "images_replaced"
+CUSTOM_TOOLS_CONVERTED = "custom_tools_converted"
 
 
 def replace_images(request: Request) -> tuple[Request, tuple[str, ...]]:

@@ -12,6 +12,7 @@ from dovetail_protocols.upstream import (
     UpstreamDialect,
     UpstreamRequest,
     callable_tools,
+    converted_tools,
     declared_tools,
     passed_tool_choice,
     replace_images,
@@ -69,7 +70,8 @@ def build_chat_request(
     fields |= passed_fields(request.client, API)
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
     ignored = check_upstream_fields(request, API)
-    return UpstreamRequest(fields, (*replaced, *builder.dropped), ignored)
+    dropped = (*replaced, *builder.dropped, *converted_tools(request, dialect))
+    return UpstreamRequest(fields, dropped, ignored)
 
 
 def _tools(request: Request, names: ToolNames, dialect: UpstreamDialect) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from dovetail_protocols.upstream import (
     blocks_to_text,
     call_arguments,
     callable_tools,
+    converted_tools,
     declared_tools,
     image_url,
     passed_tool_choice,
@@ -91,7 +92,8 @@ def build_responses_request(
     if include := _include(request, dialect):
         fields["include"] = include
     ignored = (*check_upstream_fields(request, API), *unlimited)
-    return UpstreamRequest(fields | {"store": False, "stream": True}, replaced, ignored)
+    dropped = (*replaced, *converted_tools(request, dialect))
+    return UpstreamRequest(fields | {"store": False, "stream": True}, dropped, ignored)
 
 
 class _InputItemBuilder:

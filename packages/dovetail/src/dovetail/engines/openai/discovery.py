@@ -28,7 +28,7 @@ from dovetail.engines.timeouts import DISCOVERY_TIMEOUTS
 from dovetail.engines.token_ids import FRAME_ERRORS
 from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError, EngineError, EngineUnavailable
-from dovetail_protocols import ReasoningField
+from dovetail_protocols import ReasoningField, UpstreamApi
 
 _CONTEXT_LENGTH_FIELDS = (
     "max_model_len",
@@ -223,17 +223,29 @@ async def probe_reasoning_field(
     return ReasoningFieldResult(None)
 
 
-async def probe_custom_tools(count_tokens: CountPromptTokens, model: str) -> bool:
-    """Return whether a Responses server shows free-text tools to its model.
+async def probe_custom_tools(count_tokens: CountPromptTokens, model: str, api: UpstreamApi) -> bool:
+    """Return whether a server shows free-text tools to its model.
 
     Servers that do not support such tools reject them or leave them out of the prompt.
     """
-    request = {"model": model, "input": "What is at the mill?", "max_output_tokens": 16}
-    tool = {"type": "custom", "name": "look", "description": PROBE_REASONING}
-    baseline = await count_tokens(request)
-    if not isinstance(baseline, int):
-        return False
-    return _has_grown(baseline, await count_tokens({**request, "tools": [tool]}))
+    tool = {"name": "look", "description": PROBE_REASONING}
+    for request in _short_requests(model, api):
+        baseline = await count_tokens(request)
+        if isinstance(baseline, UpstreamRejection):
+            continue
+        declared = {"custom": tool} if api == "chat" else tool
+        found = await count_tokens({**request, "tools": [{"type": "custom", **declared}]})
+        return baseline is not None and _has_grown(baseline, found)
+    return False
+
+
+def _short_requests(model: str, api: UpstreamApi) -> list[dict[str, Any]]:
+    """Return requests with a short output. Chat servers differ in the name of the limit."""
+    text = "What is at the mill?"
+    if api == "responses":
+        return [{"model": model, "input": text, "max_output_tokens": 16}]
+    request = {"model": model, "messages": [{"role": "user", "content": text}]}
+    return [request | {name: 16} for name in ("max_tokens", "max_completion_tokens")]
 
 
 def unknown_result(reason: str, *, retryable: bool = True) -> ReasoningFieldResult:

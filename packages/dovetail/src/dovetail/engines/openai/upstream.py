@@ -99,7 +99,7 @@ class OpenAIUpstream:
         self._reasoning_field = _configured_reasoning_field(options)
         self._probe_lock = asyncio.Lock()
         self._probe_count = 0
-        self._has_custom_tools: bool | None = None  # of a Responses server
+        self._has_custom_tools: bool | None = None
         self._not_carried: Counter[str] = Counter()
         self._context_length = remote.context_length
 
@@ -161,7 +161,7 @@ class OpenAIUpstream:
 
     async def _stream(self, request: Request) -> AsyncGenerator[list[Event]]:
         api, dialect = await self._ensure_probed()
-        if api == "responses" and any(tool.custom for tool in request.tools):
+        if self._syntax is None and any(tool.custom for tool in request.tools):
             dialect = await self._detect_custom_tools(dialect)
         unlimited = self._is_limit_beyond_context(request)
         learned: set[str] = set()
@@ -277,7 +277,7 @@ class OpenAIUpstream:
         async with self._probe_lock:
             if self._has_custom_tools is None:
                 self._has_custom_tools = await probe_custom_tools(
-                    self._count_prompt_tokens, self._model
+                    self._count_prompt_tokens, self._model, self._api or "chat"
                 )
         return msgspec.structs.replace(dialect, custom_tools=self._has_custom_tools)
 
