@@ -160,7 +160,7 @@ def test_request_with_only_deferred_tools_is_reported() -> None:
             model=NAME,
             max_tokens=64,
             messages=[{"role": "user", "content": "Search."}],
-            tools=[{**TOOL, "defer_loading": True}],  # type: ignore[typeddict-item]
+            tools=[{**TOOL, "defer_loading": True}],  # type: ignore[list-item]
         )
         assert "tools_deferred" in raw.headers["x-dovetail-diagnostics"]
 

@@ -92,4 +92,4 @@ def test_listed_search_is_allowed_and_required() -> None:
     request = responses({"type": "web_search"}, FUNCTION, tool_choice=choice)
     resolved = ServerToolResolver(BOTH).resolve(request)
     assert resolved.tool_choice.name == "web_search"
-    assert resolved.tool_choice.allowed == {"web_search", "web_fetch"}
+    assert resolved.tool_choice.allowed == frozenset({"web_search", "web_fetch"})
