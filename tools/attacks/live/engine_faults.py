@@ -54,6 +54,10 @@ RESPONSES: tuple[bytes, ...] = (
 )
 
 
+#: A response that loses its end is noticed only by this timeout, since connections are kept.
+SILENCE = ("--engine-option", "silence=5")
+
+
 class CorruptingProxy:
     """Forward connections to an engine, and corrupt the responses to POST requests.
 
@@ -154,7 +158,7 @@ def corrupted_responses(effort: Effort) -> Outcome:
         options = ("--tokenizer", model, "--recovery-wait", "0")
         with (
             proxy.running() as address,
-            served("--engine", "vllm", "--engine-url", address, *options) as running,
+            served("--engine", "vllm", "--engine-url", address, *SILENCE, *options) as running,
         ):
             proxy.active = True
             statuses, wrong = asyncio.run(_attack(running, dice, count))
