@@ -78,7 +78,6 @@ METHODS: dict[type, dict[str, str]] = {
     },
     uvicorn.Server: {
         "__init__": "config",
-        "capture_signals": "",
         "handle_exit": "sig frame",
         "on_tick": "counter",
         "serve": "sockets",
@@ -142,7 +141,6 @@ ATTRIBUTES: dict[type, dict[str, type]] = {
         "force_exit": bool,
         "lifespan": LifespanOn,
         "server_state": ServerState,
-        "should_exit": bool,
         "started": bool,
     },
     ServerState: {"connections": set},

@@ -37,7 +37,7 @@ def _serve(config: dict[str, Any]) -> Any:
     params.model.path = config["model"]
     for name, value in config["params"].items():
         setattr(params, name, value)
-    if config["adapter"]:
+    if config.get("adapter"):
         adapter = xllamacpp.CommonAdapterLoraInfo()
         adapter.path, adapter.scale = config["adapter"], 1.0
         params.lora_adapters = [adapter]
