@@ -5,6 +5,7 @@ of a model. All other parts are real.
 """
 
 import asyncio
+from collections.abc import Iterator
 import importlib.util
 import json
 import os
@@ -105,9 +106,18 @@ def sockets() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob("dovetail-*/engine.sock"))
 
 
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A folder with a short path: that of a unix socket has at most about 100 characters."""
+    with tempfile.TemporaryDirectory(prefix="short-") as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("tcp", [False, True])
-def test_start_generate_stop(tmp_path: Path, tcp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_start_generate_stop(
+    tmp_path: Path, short_folder: str, tcp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", short_folder)
     fake = fake_engine(tmp_path, "[{text: hello}]", tcp=tcp)
 
     async def main() -> None:
