@@ -5,7 +5,6 @@ of a model. All other parts are real.
 """
 
 import asyncio
-from collections.abc import Iterator
 import importlib.util
 import json
 import os
@@ -13,6 +12,7 @@ import signal
 import sys
 import tempfile
 from array import array
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
