@@ -23,6 +23,7 @@ from dovetail.pipeline.registry import ModelEntry, PromptTokenizer, TokenModel, 
 from dovetail.pipeline.server_tool_loop import ServerToolLoop
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.upstream_runner import UpstreamRunner
+from dovetail.server_tools.result_room import ContextWindow
 from dovetail.server_tools.runner import ServerTools
 from dovetail_model import Compact, ContextOverflow, InvalidRequest, Request, Unsupported
 
@@ -54,7 +55,8 @@ async def run_request(
 
     async def run(request: Request, sink: EventSink) -> None:
         if request.server_tools and server_tools is not None:
-            await ServerToolLoop(run_turn, server_tools, sink, observer).run(request)
+            window = _context_window(entry)
+            await ServerToolLoop(run_turn, server_tools, window, sink, observer).run(request)
         else:
             await run_turn(request, sink, observer)
 
@@ -71,6 +73,15 @@ async def run_request(
         finally:
             if request.identity.final and isinstance(entry, TokenModel):
                 entry.preparer.release_session(request.identity)
+
+
+def _context_window(entry: ModelEntry) -> ContextWindow:
+    """Return the context window of a model, whose tokens are estimated without a tokenizer."""
+    source = entry.tokenizer if isinstance(entry, UpstreamModel) else entry
+    if source is None:
+        return ContextWindow(entry.context_length)
+    encode = source.model.tokenizer.encode
+    return ContextWindow(entry.context_length, lambda text: len(encode(text)))
 
 
 async def _needs_compaction(

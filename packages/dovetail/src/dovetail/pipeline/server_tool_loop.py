@@ -13,6 +13,7 @@ import msgspec
 from dovetail.engines.engine import to_public_error
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.sinks import EventSink
+from dovetail.server_tools.result_room import ContextWindow
 from dovetail.server_tools.result_text import ReferenceScanner
 from dovetail.server_tools.runner import REJECTED_CALL_CODES, CallRunner, ServerTools
 from dovetail_model import (
@@ -20,6 +21,7 @@ from dovetail_model import (
     CallClose,
     CallOpen,
     Citation,
+    ContextOverflow,
     DovetailError,
     Event,
     Failure,
@@ -46,9 +48,15 @@ class ServerToolLoop:
     """Runs one response whose request offers server tools."""
 
     def __init__(
-        self, run_turn: RunTurn, tools: ServerTools, sink: EventSink, observer: RequestObserver
+        self,
+        run_turn: RunTurn,
+        tools: ServerTools,
+        window: ContextWindow,
+        sink: EventSink,
+        observer: RequestObserver,
     ) -> None:
         self._run_turn = run_turn
+        self._window = window
         self._tools = tools
         self._sink = sink
         self._observer = observer
@@ -67,6 +75,10 @@ class ServerToolLoop:
         try:
             while (following := await self._run_next(request, runner)) is not None:
                 request = following
+        except ContextOverflow:
+            if not self._turns:
+                raise
+            self._end(Finish("context_window"))  # the client can shorten the conversation
         except DovetailError as error:
             if not self._turns:
                 raise
@@ -100,7 +112,8 @@ class ServerToolLoop:
         if not runs_calls:
             has_others = len(calls) < len(_calls_of(message))
             return self._end(Finish("tool_calls" if has_others else "stop"))
-        finished = await runner.run(request, calls)
+        room = self._window.room_after(turn.usage.total_tokens, len(calls))
+        finished = await runner.run(request, calls, room)
         results = [one.result for one in finished]
         self._usage += _count(results)
         self._emit([*results])

@@ -12,6 +12,7 @@ import msgspec
 from dovetail.ledger.sealed_text import TextSealer
 from dovetail.server_tools.domains import is_allowed
 from dovetail.server_tools.page_text import ExtractPdf, extract_text
+from dovetail.server_tools.result_room import ResultRoom
 from dovetail.server_tools.result_text import (
     PART_SEPARATOR,
     ResultSource,
@@ -111,9 +112,12 @@ class CallRunner:
         return None if tool is None else tool.kind
 
     async def run(
-        self, request: Request, calls: list[tuple[int, ToolCallBlock]]
+        self, request: Request, calls: list[tuple[int, ToolCallBlock]], room: ResultRoom
     ) -> list[FinishedCall]:
-        """Run the calls of a turn, each with its index in the response, at the same time."""
+        """Run the calls of a turn, each with its index in the response, at the same time.
+
+        A result that does not fit into the `room` is shortened.
+        """
         permitted = [self._count_use(call, request) for _, call in calls]
         outcomes = await asyncio.gather(
             *(
@@ -122,7 +126,7 @@ class CallRunner:
             )
         )
         return [
-            self._finish(index, call, outcome)
+            self._finish(index, call, outcome, room)
             for (index, call), outcome in zip(calls, outcomes, strict=True)
         ]
 
@@ -202,19 +206,24 @@ class CallRunner:
         index: int,
         call: ToolCallBlock,
         outcome: tuple[WebResult, ...] | str | list[FoundPage],
+        room: ResultRoom,
     ) -> FinishedCall:
         """Write the result as the model reads it, and seal it for the client."""
         kind = self._declared[call.name].kind
         error = outcome if isinstance(outcome, str) else None
         results: tuple[WebResult, ...] = ()
-        if error is not None:
-            parts = [write_tool_error(kind, error)]
-        elif isinstance(outcome, list):
-            results = tuple(self._number(page) for page in outcome)
-            parts = [result.text for result in results] or [NO_RESULTS_TEXT]
-        else:
-            results = outcome  # type: ignore[assignment]
+        parts: list[str] = []
+        if isinstance(outcome, list):
+            results = self._number_fitting(outcome, room)
+            parts = [result.text for result in results]
+            if not outcome:
+                parts = [NO_RESULTS_TEXT]
+        elif error is None:
+            results = _shorten_pages(outcome, room)  # type: ignore[arg-type]
             parts = [write_page(page.url, page.title, page.text) for page in results]
+        if not parts:  # an error, or no room for any result
+            error = error or "unavailable"
+            parts = [write_tool_error(kind, error)]
         seals = tuple(self._tools.sealer.seal(part, self._tenant) for part in parts)
         if results:
             results = tuple(
@@ -226,10 +235,26 @@ class CallRunner:
             ToolResultBlock(call.id, (TextBlock(PART_SEPARATOR.join(parts)),)),
         )
 
-    def _number(self, page: FoundPage) -> WebResult:
-        number = max(self.sources, default=0) + 1
-        self.sources[number] = ResultSource(number, page.url, page.title, page.text)
-        return WebResult(page.url, page.title, write_result(number, page), page.page_age)
+    def _number_fitting(self, pages: list[FoundPage], room: ResultRoom) -> tuple[WebResult, ...]:
+        """Number the results of a search, as far as there is room for them."""
+        first = max(self.sources, default=0) + 1
+        texts = room.fit_parts([write_result(first + at, page) for at, page in enumerate(pages)])
+        results: list[WebResult] = []
+        for at, (page, text) in enumerate(zip(pages, texts, strict=False)):
+            self.sources[first + at] = ResultSource(first + at, page.url, page.title, page.text)
+            results.append(WebResult(page.url, page.title, text, page.page_age))
+        return tuple(results)
+
+
+def _shorten_pages(pages: tuple[WebResult, ...], room: ResultRoom) -> tuple[WebResult, ...]:
+    """Shorten the text of fetched pages. One for which there is no room is dropped."""
+    found: list[WebResult] = []
+    for page in pages:
+        head = room.count(write_page(page.url, page.title, "")) if page.text else 0
+        text = room.fit(page.text, room.tokens - head)
+        if text is not None:
+            found.append(msgspec.structs.replace(page, text=text))
+    return tuple(found)
 
 
 def is_known_url(url: str, request: Request) -> bool:
