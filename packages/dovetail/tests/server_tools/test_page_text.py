@@ -1,6 +1,7 @@
 """The text of fetched pages."""
 
 import asyncio
+import time
 
 import pytest
 from media_files import pdf_file
@@ -29,6 +30,15 @@ def extract(body: bytes | str, content_type: str = "text/html", limit: int = 100
         ("<svg><title>hidden</title><path></svg>shown", "shown"),
         ("line\n   folded   text", "line folded text"),
         ("<p>unclosed <b>tags", "unclosed tags"),
+        ("<![foo[a]]>shown", "shown"),
+        ("a < b && b > c", "a < b && b > c"),
+        ("<a title='1 > 0' href=\"x>y\">link</a>", "link"),
+        ("<a title='>unclosed", "unclosed"),
+        ("a<!-- <p>hidden</p> -->b", "ab"),
+        ("<svg><svg></svg><p>hidden</p></svg>shown<svg/>, too", "shown, too"),
+        ("<SCRIPT>'<p>'</scripted></SCRIPT >shown", "shown"),
+        ("<textarea><b></textarea>", "<b>"),
+        ("&#65;&#x42;&#99999999999;", "AB&#99999999999;"),
     ],
 )
 def test_html(html: str, text: str) -> None:
@@ -45,6 +55,30 @@ def test_charset_of_header_and_of_page() -> None:
     page = b'<meta charset="iso-8859-1"><p>\xe9'
     assert extract(page).text == "é"
     assert extract("é", "text/plain; charset=unknown-charset").text == "é"
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "utf-7", "rot13", "unicode_escape", "hex"])
+def test_codec_that_is_no_charset_is_not_used(charset: str) -> None:
+    assert extract("a..b é", f"text/plain; charset={charset}").text == "a..b é"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<", "<a", "<a href='", "<!--", "<![foo[", "</", "<svg><b>", "</b>", "<a =", "&#9", "& ",
+        "<p>", "<script>", "<title>", "<a b='c>", "<pre>\n", "<textarea><", "=' ", "\n ", "<x =",
+    ],
+)  # fmt: skip
+def test_time_is_linear_in_the_length_of_a_page(unit: str) -> None:
+    def measure(chars: int) -> float:
+        page = (unit * chars)[:chars]
+        began = time.process_time()
+        extract(page)
+        extract("<a " + page)
+        extract("<svg>" + page)
+        return time.process_time() - began
+
+    assert measure(1 << 19) < 3.0  # quadratic time would be minutes
 
 
 def test_long_text_is_truncated() -> None:

@@ -184,6 +184,7 @@ def test_redirects_are_followed_and_checked() -> None:
             "/b": reply(b"", "location: c", status="307 Temporary"),
             "/c": reply(b"End."),
             "/loop": reply(b"", "location: /loop", status="302 Found"),
+            "/invalid": reply(b"", "location: http://[bad", status="302 Found"),
             "/file": reply(b"", "location: file:///etc/passwd", status="302 Found"),
         }
     )
@@ -191,6 +192,7 @@ def test_redirects_are_followed_and_checked() -> None:
     assert isinstance(page, Page)
     assert page.url.endswith("/c")
     assert fetch(site, "http://example.com:PORT/loop") == "url_not_accessible"
+    assert fetch(site, "http://example.com:PORT/invalid") == "url_not_accessible"
     assert fetch(site, "http://example.com:PORT/file") == "invalid_tool_input"
 
 
@@ -223,3 +225,12 @@ def test_damaged_responses_are_errors() -> None:
     site = Site({"/": b"garbage\r\n\r\n", "/cut": b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx"})
     assert fetch(site, "http://example.com:PORT/") == "url_not_accessible"
     assert fetch(site, "http://example.com:PORT/cut") == "url_not_accessible"
+
+
+def test_name_that_cannot_be_resolved_is_not_accessible() -> None:
+    async def main() -> None:
+        with pytest.raises(ServerToolError) as failed:
+            await WebClient().fetch("http://a..b/", lambda url: True)
+        assert failed.value.code == "url_not_accessible"
+
+    asyncio.run(main())

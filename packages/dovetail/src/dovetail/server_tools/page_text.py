@@ -1,52 +1,29 @@
 """The text of fetched pages: HTML without its markup, plain text, and PDF files."""
 
 import asyncio
+import codecs
 import re
 from collections.abc import Awaitable, Callable
-from html.parser import HTMLParser
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from dovetail.prompt.pdf_text import PdfText
+from dovetail.server_tools.html_text import extract_html
 from dovetail.server_tools.search import ServerToolError
 from dovetail.server_tools.web_client import Page
 
-_HIDDEN = frozenset(("script", "style", "noscript", "template", "svg", "iframe", "object"))
-_VOID = frozenset(("br", "hr", "img", "input", "link", "meta", "source", "wbr", "embed", "area"))
-_INLINE = frozenset(
-    [
-        "a",
-        "abbr",
-        "b",
-        "bdi",
-        "bdo",
-        "cite",
-        "code",
-        "data",
-        "em",
-        "font",
-        "i",
-        "kbd",
-        "mark",
-        "q",
-        "s",
-        "samp",
-        "small",
-        "span",
-        "strong",
-        "sub",
-        "sup",
-        "time",
-        "u",
-        "var",
-        "wbr",
-    ]
-)
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
-_BLANK_LINES = re.compile(r"\n{3,}")
+# Character sets of pages. Other codecs are not for text, or slow, such as punycode.
+_TEXT_CODEC = re.compile(
+    r"ascii|utf-(8|16|32)|iso8859|iso2022|cp\d|windows|latin|koi8|mac|shift_jis|euc|gb|big5|johab|tis",
+    re.IGNORECASE,
+)
 _SNIFFED_BYTES = 2_048
-_MAX_HTML_CHARS = 2 << 20  # longer pages take too long to parse
+# Of its own, so that large pages do not delay other work in threads.
+_executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="page-text")
 
 ExtractPdf = Callable[[bytes, int, str], Awaitable[PdfText | None]]
 """Extracts the text of a PDF file: content, maximum characters, tenant."""
@@ -64,18 +41,23 @@ async def extract_text(page: Page, max_chars: int, tenant: str, extract: Extract
     kind = page.content_type.partition(";")[0].strip().lower()
     if kind == "application/pdf" or page.body.startswith(b"%PDF-"):
         return PageText("", await _extract_pdf(page.body, max_chars, tenant, extract))
-    if kind in ("text/html", "application/xhtml+xml") or (not kind and b"<html" in page.body[:512]):
-        return await asyncio.to_thread(_extract_html, page, max_chars)
-    if not kind or kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith("+json"):
-        return PageText("", _shorten(_decode(page), max_chars))
-    raise ServerToolError("unsupported_content_type")
+    if kind in _HTML_TYPES or (not kind and b"<html" in page.body[:512]):
+        extract_page = _extract_html
+    elif not kind or kind in _TEXT_TYPES or kind.startswith("text/") or kind.endswith("+json"):
+        extract_page = _extract_plain
+    else:
+        raise ServerToolError("unsupported_content_type")
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_executor, extract_page, page, max_chars)
 
 
 def _extract_html(page: Page, max_chars: int) -> PageText:
-    parser = _HtmlText()
-    parser.feed(_decode(page)[:_MAX_HTML_CHARS])
-    parser.close()
-    return PageText(parser.title(), _shorten(parser.text(), max_chars))
+    title, text = extract_html(_decode(page))
+    return PageText(title, _shorten(text, max_chars))
+
+
+def _extract_plain(page: Page, max_chars: int) -> PageText:
+    return PageText("", _shorten(_decode(page), max_chars))
 
 
 async def _extract_pdf(body: bytes, max_chars: int, tenant: str, extract: ExtractPdf) -> str:
@@ -90,10 +72,16 @@ def _decode(page: Page) -> str:
     declared = _CHARSET.search(page.content_type) or _CHARSET.search(
         page.body[:_SNIFFED_BYTES].decode("latin-1")
     )
+    return page.body.decode(_find_codec(declared[1]) if declared else "utf-8", "replace")
+
+
+def _find_codec(name: str) -> str:
+    """Return the codec of a character set; UTF-8 if there is none for text."""
     try:
-        return page.body.decode(declared[1] if declared else "utf-8", "replace")
-    except LookupError:
-        return page.body.decode("utf-8", "replace")
+        found = codecs.lookup(name).name
+    except (LookupError, ValueError):
+        return "utf-8"
+    return found if _TEXT_CODEC.match(found) else "utf-8"
 
 
 def _shorten(text: str, max_chars: int) -> str:
@@ -101,56 +89,3 @@ def _shorten(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[the rest of the page is omitted]"
-
-
-class _HtmlText(HTMLParser):
-    """Collects the visible text of a page. Block elements start a new line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[str] = []
-        self._title: list[str] = []
-        self._hidden: list[str] = []  # open elements whose text is not shown
-        self._in_title = False
-        self._verbatim = 0  # open elements that keep their white space
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._hidden or tag in _HIDDEN:
-            self._hidden += [] if tag in _VOID else [tag]
-        elif tag == "title":
-            self._in_title = True
-        else:
-            self._verbatim += tag == "pre"
-            self._start_line(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._hidden:
-            if tag in self._hidden:
-                while self._hidden.pop() != tag:
-                    pass
-        elif tag == "title":
-            self._in_title = False
-        else:
-            self._verbatim -= tag == "pre" and self._verbatim > 0
-            self._start_line(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self._title.append(data)
-        elif not self._hidden:
-            self._parts.append(data if self._verbatim else re.sub(r"\s+", " ", data))
-
-    def _start_line(self, tag: str) -> None:
-        if tag == "li":
-            self._parts.append("\n- ")
-        elif tag in ("td", "th"):
-            self._parts.append(" ")
-        elif tag not in _INLINE:
-            self._parts.append("\n")
-
-    def title(self) -> str:
-        return " ".join("".join(self._title).split())
-
-    def text(self) -> str:
-        lines = ("".join(self._parts)).split("\n")
-        return _BLANK_LINES.sub("\n\n", "\n".join(line.strip() for line in lines)).strip()

@@ -97,11 +97,12 @@ class WebClient:
                 raise ServerToolError("url_not_allowed")
             try:
                 found = await self._get(parts)
-            except (OSError, h11.ProtocolError, zlib.error) as error:
+                url = url if isinstance(found, Page) else urljoin(url, found)
+            except (OSError, ValueError, h11.ProtocolError, zlib.error) as error:
+                # Invalid names and redirects raise ValueError.
                 raise ServerToolError("url_not_accessible") from error
             if isinstance(found, Page):
                 return found
-            url = urljoin(url, found)
         raise ServerToolError("url_not_accessible")
 
     async def _get(self, parts: SplitResult) -> "Page | str":
