@@ -174,8 +174,8 @@ def test_message_with_searches_is_split_into_turns() -> None:
     ]
     assert request.turns[1].blocks == (
         TextBlock("a"),
-        ToolCallBlock("toolu_1", "web_search", '{"query":"q"}'),
-        ToolCallBlock("toolu_2", "web_fetch", '{"url":"u"}'),
+        ToolCallBlock("toolu_1", "web_search", '{"query":"q"}', server="web_search"),
+        ToolCallBlock("toolu_2", "web_fetch", '{"url":"u"}', server="web_fetch"),
     )
     assert request.turns[2].blocks == (
         ToolResultBlock("toolu_1", (SealedTextBlock("T\nu", seal="E"),)),

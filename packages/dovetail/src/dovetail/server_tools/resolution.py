@@ -13,8 +13,10 @@ from dovetail_model import (
     Request,
     ServerTool,
     ServerToolKind,
+    ToolCallBlock,
     ToolChoice,
     ToolSpec,
+    Turn,
     Unsupported,
 )
 
@@ -99,6 +101,7 @@ class ServerToolResolver:
         absent = [tool.field for tool in missing if tool.field not in request.ignored]
         return msgspec.structs.replace(
             request,
+            turns=_rename_calls(request.turns, usable),
             tools=self._add_functions(request.tools, usable) if usable else request.tools,
             tool_choice=_restrict_choice(request.tool_choice, usable, required),
             server_tools=usable,
@@ -165,6 +168,27 @@ def _with_unused_name(tool: ServerTool, tools: Tools) -> ServerTool:
     if all(tool.name != one.model_name for one in tools):
         return tool
     return msgspec.structs.replace(tool, name=f"server_{tool.name}")
+
+
+def _rename_calls(turns: tuple[Turn, ...], usable: tuple[ServerTool, ...]) -> tuple[Turn, ...]:
+    """Return the history with the calls of server tools under the names that the model used.
+
+    Clients return these calls under the name of the API.
+    """
+    names = {tool.kind: tool.name for tool in usable if tool.name != tool.kind}
+    if not names:
+        return turns
+    return tuple(_rename_in_turn(turn, names) for turn in turns)
+
+
+def _rename_in_turn(turn: Turn, names: dict[ServerToolKind, str]) -> Turn:
+    blocks = tuple(
+        msgspec.structs.replace(block, name=names[block.server])
+        if isinstance(block, ToolCallBlock) and block.server in names
+        else block
+        for block in turn.blocks
+    )
+    return turn if blocks == turn.blocks else Turn(turn.role, blocks)
 
 
 def _check_domains(tool: ServerTool) -> None:

@@ -92,7 +92,8 @@ def _decode_call(
     if not isinstance(item, dict) or item.get("type") != CALL_TYPE or item.get("id") not in paired:
         return None
     name, id = str(item.get("name")), item["id"].removeprefix(_SERVER_PREFIX)
-    return ToolCallBlock(id, name, arguments(item.get("input")))
+    kind = _KINDS.get(name + RESULT_SUFFIX, "other")
+    return ToolCallBlock(id, name, arguments(item.get("input")), server=kind)
 
 
 def _decode_result(item: object, paired: set[str]) -> ToolResultBlock | None:

@@ -15,6 +15,7 @@ from dovetail_model import (
     CallOpen,
     Citation,
     SealedTextBlock,
+    ServerToolKind,
     ServerToolResult,
     ToolCallBlock,
     ToolResultBlock,
@@ -119,6 +120,7 @@ class ServerCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str
+    kind: ServerToolKind
 
 
 def decode_call(item: dict[str, Any]) -> ServerCall | None:
@@ -128,9 +130,10 @@ def decode_call(item: dict[str, Any]) -> ServerCall | None:
         return None
     query, url = action.get("query"), action.get("url")
     if action.get("type") == "open_page" and isinstance(url, str):
-        return ServerCall(FETCH_NAME, msgspec.json.encode({"url": url}).decode())
+        return ServerCall(FETCH_NAME, msgspec.json.encode({"url": url}).decode(), "web_fetch")
     if action.get("type") == "search" and isinstance(query, str):
-        return ServerCall(SEARCH_NAME, msgspec.json.encode({"query": query}).decode())
+        arguments = msgspec.json.encode({"query": query}).decode()
+        return ServerCall(SEARCH_NAME, arguments, "web_search")
     return None
 
 
@@ -159,7 +162,7 @@ def pair_calls(
             if not waiting:
                 continue
             at, paired = waiting.pop(0)
-            block = ToolCallBlock(result.call_id, paired.name, paired.arguments)
+            block = ToolCallBlock(result.call_id, paired.name, paired.arguments, server=paired.kind)
             found[at] = (Turn("assistant", (block,)),)
         elif turns and turns[0].role != "assistant":
             waiting.clear()  # a result never follows another turn
