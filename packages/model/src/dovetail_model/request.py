@@ -149,6 +149,8 @@ class Request(msgspec.Struct, frozen=True):
     `max_server_calls` limits the calls of server tools in the response. If `can_pause`, a response
     that reaches a limit of the server ends early, and the client may continue it. If
     `hides_server_calls`, the client's API cannot show such calls, so no later request returns them.
+    `unreadable_results` is the number of results of server tools in the history whose seals cannot
+    be opened.
     `ignored` lists the paths of fields that have no effect. They are reported to the client.
     `client` has the fields as the client sent them. Only upstream engines read it.
     `echo` is opaque: it holds what the codec that decoded the request needs to encode the response.
@@ -176,3 +178,4 @@ class Request(msgspec.Struct, frozen=True):
     max_server_calls: int | None = None
     can_pause: bool = False
     hides_server_calls: bool = False
+    unreadable_results: int = 0

@@ -27,6 +27,8 @@ from dovetail_model import Block, InvalidRequest, Request, ToolChoice, ToolSpec,
 LOOP_NOTE = "loop_notice"
 #: Note for a prompt without tools, because all declared tools are deferred.
 DEFERRED_NOTE = "tools_deferred"
+#: Note for results of server tools in the history whose seals cannot be opened.
+UNREADABLE_NOTE = "server_results_unreadable"
 _UNAVAILABLE_TEXT = "These tools are not available on this server:"
 
 
@@ -103,8 +105,9 @@ def build_view(
 
 
 def note_unavailable(request: Request) -> tuple[str, ...]:
-    """Return the notes about declared tools that are not available."""
-    return tuple(f"tool_unavailable:{name}" for name in request.unavailable_tools)
+    """Return the notes about declared tools and results of server tools that are not available."""
+    results = (UNREADABLE_NOTE,) if request.unreadable_results else ()
+    return (*(f"tool_unavailable:{name}" for name in request.unavailable_tools), *results)
 
 
 def append_unavailable(request: Request) -> Request:
