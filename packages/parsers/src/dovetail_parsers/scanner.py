@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterable
 
+from dovetail_parsers.fences import LINE_START, FenceMatcher
+
 _Trie = dict[str, "_Trie"]
 
 
@@ -65,7 +67,7 @@ class _Literals:
         self._by_start: dict[str, list[str]] = {}
         for marker in longer:
             self._by_start.setdefault(marker[:start], []).append(marker)
-        self.longest = len(longer[0])
+        self.longest = len(longer[0]) if longer else 0
 
     @property
     def starts(self) -> Iterable[str]:
@@ -86,15 +88,17 @@ class _Literals:
 
 
 class LineScanner(Scanner):
-    """A scanner with many further markers that all start with a line break."""
+    """A scanner with many further markers that all start with a line break, and with fences."""
 
-    __slots__ = ("_lines",)
+    __slots__ = ("_fences", "_lines")
 
-    def __init__(self, markers: Iterable[str], lines: Iterable[str]) -> None:
+    def __init__(self, markers: Iterable[str], lines: Iterable[str], fences: FenceMatcher) -> None:
         super().__init__(markers)
         self._lines = _Literals(lines, 2)
+        self._fences = fences
         starts = "".join(re.escape(start[1]) for start in self._lines.starts)
-        self.spot = re.compile(rf"{_pattern(self.markers)}|\n(?:[{starts}]|\Z)").search
+        line = rf"\n(?:{LINE_START}(?:[`~]|\Z){f'|[{starts}]' if starts else ''})"
+        self.spot = re.compile(f"{_pattern(self.markers)}|{line}".lstrip("|")).search
 
     def search(
         self, buffer: str, start: int, final: bool, within: int = sys.maxsize
@@ -104,7 +108,12 @@ class LineScanner(Scanner):
         while found is not None:
             at, text = found.start(), found.group()
             if text[0] == "\n":
-                undecided, line = self._lines.match(buffer, at)
+                if text[-1] in " \t\n>":  # the end of the text: any line may follow
+                    return (stop, None) if final else (at, None)
+                if text[-1] in "`~":
+                    undecided, line = self._fences.match(buffer, at, final)
+                else:
+                    undecided, line = self._lines.match(buffer, at)
                 if line is not None or (undecided and not final):
                     return at, line
             elif not final and found.end() == len(buffer) and text in self._partial:
@@ -116,16 +125,21 @@ class LineScanner(Scanner):
 
 
 class LiteralScanner(Scanner):
-    """A scanner for the start of text that has many markers."""
+    """A scanner for the start of text that has many markers, and fences."""
 
-    __slots__ = ("_literals",)
+    __slots__ = ("_fences", "_literals")
 
-    def __init__(self, markers: Iterable[str]) -> None:
+    def __init__(self, markers: Iterable[str], fences: FenceMatcher) -> None:
         super().__init__(())
         self._literals = _Literals(markers, 1)
+        self._fences = fences
 
     def match(self, buffer: str, start: int) -> tuple[bool, str | None]:
-        return self._literals.match(buffer, start)
+        undecided, marker = self._literals.match(buffer, start)
+        if marker is not None:
+            return False, marker
+        may_be_fence, fence = self._fences.match(buffer, start)
+        return undecided or may_be_fence, fence
 
 
 def _pattern(markers: Iterable[str]) -> str:

@@ -145,7 +145,7 @@ class MachineState:
             return at + len(marker)
         if target.in_head and self._origin is None and not self._call.is_open:
             self._begin_head(state, target, marker)
-        elif marker not in state.mode.on and (from_prose or self._call.is_open):
+        elif not edge.prose and marker not in state.mode.on and (from_prose or self._call.is_open):
             self._call.diagnose("stray_marker" if from_prose else "unexpected_marker")
         if edge.prose:
             self._spans.write("text", marker)

@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from dovetail_model import CallClose, Event, ReasoningDelta, TextDelta
+from dovetail_parsers.fences import NAMES, FenceMatcher, fence_name
 from dovetail_parsers.grammar import Channel, CompiledMode, Edge, Grammar, Mode
 from dovetail_parsers.scanner import LineScanner, LiteralScanner
 
-TRIAL, START, FENCES = "trial", "start", ("````", "```", "~~~")
+TRIAL, START = "trial", "start"
 MAX_TRIAL_CHARS = 1_000_000  # of one held call
 MAX_FAILED_CHARS = 100_000  # of all texts that were held in vain
 
@@ -43,18 +44,16 @@ def with_tool_names(grammar: Grammar, names: tuple[str, ...]) -> Grammar:
         Channel.TEXT, on={m: e for m, e in text.edges.items() if m not in grammar.orphans}
     )
     lines = {"\n" + head: Edge(TRIAL, peek=True) for head in heads}
-    fences = {"\n" + fence: Edge(fence, prose=True) for fence in FENCES}
     found = copy(grammar)
     found.entry = found.after_calls = START
     found.states = {
         **grammar.states,
-        "text": _line_mode("text", text, {**lines, **fences}),
+        "text": _line_mode("text", text, lines),
         START: _start_mode(heads),
         TRIAL: CompiledMode(TRIAL, {TRIAL: Mode(Channel.TRIAL)}),
     }
-    for fence in FENCES:
-        ends = {"\n" + fence: Edge("text", prose=True)}
-        found.states[fence] = _line_mode(fence, quoted, ends)
+    for fence in NAMES:
+        found.states[fence] = _line_mode(fence, quoted, {}, closes=fence)
     found.states[TRIAL].in_head = True
     if "reasoning" in grammar.states:
         found.states["reasoning"] = _to_start(grammar.states["reasoning"])
@@ -65,17 +64,28 @@ def _start_mode(heads: list[str]) -> CompiledMode:
     """Return the mode at the start of visible text: a call or a fence may start at once."""
     found = CompiledMode(START, {START: Mode(Channel.GAP, otherwise=Edge("text")), **_TEXT})
     calls = {head: Edge(TRIAL, peek=True) for head in heads}
-    found.edges = {**calls, **{fence: Edge(fence, prose=True) for fence in FENCES}}
-    found.scanner = LiteralScanner(found.edges)
+    found.edges = _Edges(calls)
+    found.scanner = LiteralScanner(calls, FenceMatcher())
     return found
 
 
-def _line_mode(name: str, mode: Mode, lines: Mapping[str, Edge]) -> CompiledMode:
-    """Return a mode of text with further edges whose markers start with a line break."""
+def _line_mode(name: str, mode: Mode, lines: Mapping[str, Edge], closes: str = "") -> CompiledMode:
+    """Return a mode of text, or of the fence `closes`, with markers that start a line."""
     found = CompiledMode(name, {name: mode})
-    found.edges = {**found.edges, **lines}
-    found.scanner = LineScanner(mode.edges, lines)
+    found.edges = _Edges({**found.edges, **lines}, closes)
+    found.scanner = LineScanner(mode.edges, lines, FenceMatcher(closes))
     return found
+
+
+class _Edges(dict[str, Edge]):
+    """Edges of markers. Every other text that the scanner finds is the line of a fence."""
+
+    def __init__(self, edges: Mapping[str, Edge], closes: str = "") -> None:
+        super().__init__(edges)
+        self._closes = closes
+
+    def __missing__(self, line: str) -> Edge:
+        return Edge("text" if self._closes else fence_name(line), prose=True)
 
 
 def _to_start(reasoning: CompiledMode) -> CompiledMode:

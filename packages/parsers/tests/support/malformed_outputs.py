@@ -113,6 +113,13 @@ def _missing_opener(wire: Wire) -> Iterator[Slip]:
     if wire.family not in ("harmony", "muse_glimmer"):  # messages: a call never starts in text
         yield _slip(kind, wire, "line", f"I look.\n{text}", ("text", "I look."), PARIS)
         yield _slip(kind, wire, "again", f"{wire.text}\n{text}", PARIS, PARIS)
+        for variant, fenced in (
+            ("fence", "```py\nx\n```"),
+            ("indented", "So:\n  ~~~~\n~~~\n  ~~~~~"),
+            ("quoted", "> ```\n> x\n> ```"),
+        ):
+            behind = f"{fenced}\n{text}"
+            yield _slip(kind, wire, f"behind_{variant}", behind, ("text", fenced), PARIS)
     starts_with_marker = wire.shape in (Shape.TAGS, Shape.TREE) and wire.family not in NAMED_FIRST
     if not starts_with_marker and wire.family != "harmony":
         for variant, prose in _mentions(text):
@@ -127,8 +134,8 @@ def _not_calls(wire: Wire) -> Iterator[Slip]:
     for fence in ("```", "~~~", "````"):
         quoted = f"Like this:\n{fence}\n{text}\n{fence}\nDone."
         yield _slip(kind, wire, f"fence{fence}", quoted, ("text", quoted))
-    nested = f"So:\n````\n```\nx\n```\n{text}\n````"
-    yield _slip(kind, wire, "fence_in_a_fence", nested, ("text", nested))
+    for variant, quoted in _quoted_calls(text):
+        yield _slip(kind, wire, variant, quoted, ("text", quoted))
     opened = f"```json\n{text}\n```"
     yield _slip(kind, wire, "fence_at_the_start", opened, ("text", opened))
     for variant, prose in (
@@ -142,6 +149,19 @@ def _not_calls(wire: Wire) -> Iterator[Slip]:
     yield _slip(kind, wire, "other_tool", other, ("text", other))
     alone = wire.call.strip()
     yield replace(_slip(kind, wire, "no_tools", alone, ("text", alone)), tools=[])
+
+
+def _quoted_calls(text: str) -> Iterator[tuple[str, str]]:
+    yield "fence_in_a_fence", f"So:\n````\n```\nx\n```\n{text}\n````"
+    yield "tildes_in_tildes", f"So:\n~~~~\n~~~\nx\n~~~\n{text}\n~~~~"
+    yield "other_fence_inside", f"So:\n```\n~~~\n{text}\n~~~\n```"
+    yield "opener_inside", f"So:\n```\n```json\n{text}\n```"
+    yield "long_fence", f"So:\n{'`' * 12}\n```\n{text}\n```\n{'`' * 12}"
+    yield "indented_fence", f"1. So:\n   ```json\n{text}\n   ```"
+    yield "tab_before_fence", f"So:\n\t~~~\n{text}\n\t~~~"
+    yield "quoted_fence", f"So:\n> ```\n{text}\n> ```\nDone."
+    yield "quoted_at_the_start", f"> ```\n{text}\n> ```"
+    yield "indented_at_the_start", f"  ~~~~\n~~~\n{text}\n  ~~~~"
 
 
 def _mentions(text: str) -> Iterator[tuple[str, str]]:
