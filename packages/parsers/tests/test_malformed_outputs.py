@@ -59,6 +59,25 @@ def test_slip(slip: Slip) -> None:
         assert message.raw == slip.text
 
 
+CLOSED_VALUES = [
+    slip for slip in SLIPS if slip.kind == "closer_in_a_value" and slip.variant == "lines"
+]
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+@pytest.mark.parametrize("slip", CLOSED_VALUES, ids=lambda slip: slip.family)
+def test_value_with_closers_is_never_truncated(slip: Slip, size: int) -> None:
+    """Also if the value's own closer follows too late to wait for it, or never."""
+    lines = "\nas shown." * 3_000
+    text = slip.text.replace("\nas shown.", lines)
+    whole = slip.blocks[0][2]["city"].replace("\nas shown.", lines)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    call = ("call", "get_weather", {"city": whole})
+    assert shown(run(slip, pieces)[1]) == [call]
+    pieces = [text[: -len(text) // 4][at : at + size] for at in range(0, len(text), size)]
+    assert shown(run(slip, pieces)[1]) == [("cut", "get_weather")]
+
+
 def test_every_family_has_a_shape() -> None:
     assert {wire.family for wire in WIRES} | REASONING_ONLY == set(BY_NAME)
 

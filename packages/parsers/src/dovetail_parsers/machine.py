@@ -14,6 +14,7 @@ from typing import ClassVar
 from dovetail_model import Event
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress
+from dovetail_parsers.arguments.tree import TreeDecoder
 from dovetail_parsers.custom_input import CustomInputMachine
 from dovetail_parsers.grammar import CallAction, Channel, Edge
 from dovetail_parsers.transitions import PROSE_CHANNELS
@@ -329,7 +330,10 @@ class StateMachine(CustomInputMachine):
             if self._decoder is None:
                 return at
         calls = self._call.index
-        progress, at = self._decoder.feed(buffer, at, self._call)
+        feed = self._decoder.feed
+        if final and isinstance(self._decoder, TreeDecoder):
+            feed = self._decoder.feed_last  # text may follow the call
+        progress, at = feed(buffer, at, self._call)
         if self._call.index > calls:
             self._origin, self._broken = None, False
         if progress is Progress.FAIL:

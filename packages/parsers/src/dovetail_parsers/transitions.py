@@ -43,8 +43,10 @@ class MachineState:
         "_pending",
         "_plain",
         "_plain_held",
+        "_quotes_closers",
         "_rewind",
         "_saw_plain",
+        "_scanned",
         "_spans",
         "_special",
         "_special_held",
@@ -92,6 +94,10 @@ class MachineState:
         self._parts: list[str] = []  # parts of a header before the word
         self._name = ""
         self._nested = 0  # openers of calls in the value without their closers
+        # Of closers in the value that text follows: how far it was searched for the value's own
+        # closer, with the openers of calls there; and whether such closers are data.
+        self._scanned = (0, 0)
+        self._quotes_closers = False
         self._own_id: str | None = None
         self._decoder: BodyDecoder | None = None
         # A possible call without its opening wrapper, its text that is not parsed yet, and the
@@ -195,6 +201,8 @@ class MachineState:
         self._state = self._grammar.states[edge.mode]
         self._word = ""
         self._nested = 0
+        self._scanned = (0, 0)
+        self._quotes_closers = False
         self._parts.clear()
         self._decoder = None
 

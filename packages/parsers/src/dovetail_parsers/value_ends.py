@@ -3,6 +3,7 @@
 import re
 
 from dovetail_parsers.arguments.json_validator import QUOTES
+from dovetail_parsers.arguments.value import MAX_HELD_CHARS
 from dovetail_parsers.grammar import Channel, CompiledMode
 from dovetail_parsers.transitions import MachineState
 
@@ -53,7 +54,7 @@ class ValueMachine(MachineState):
         text must follow. If there is only one closer, text may belong to the value, as it does
         behind closers that are quoted. None means that more text is needed.
         """
-        edge, count = self._state.enclosing[marker], 1
+        start, edge, count = at, self._state.enclosing[marker], 1
         while True:
             at += len(marker)
             target = self._grammar.states[edge.mode]
@@ -67,7 +68,8 @@ class ValueMachine(MachineState):
                 return True if final else None
             if following is None:
                 is_text = count > 1 and target.channel is Channel.TEXT
-                return is_text and buffer[at] not in QUOTES and buffer[end] != "<"
+                is_text = is_text and buffer[at] not in QUOTES and buffer[end] != "<"
+                return is_text and self._has_ended(buffer, start, at, final)
             marker, edge, count = following, target.edges[following], count + 1
             following_mode = self._grammar.states[edge.mode]
             if following_mode.in_head:
@@ -75,8 +77,42 @@ class ValueMachine(MachineState):
             if count == _MAX_CLOSERS:
                 return True
             if target.channel is Channel.TEXT:
-                return edge.mode == "reasoning" and count > 2
+                is_reasoning = edge.mode == "reasoning" and count > 2
+                return is_reasoning and self._has_ended(buffer, start, end, final)
             at = end
+
+    def _has_ended(self, buffer: str, start: int, behind: int, final: bool) -> bool | None:
+        """Return whether the value has ended at closers that text or reasoning follows.
+
+        They are data if the value's own closer follows later, outside of calls that the text
+        contains. If this is not known within a limit, they are data too: a call that stays
+        incomplete is better than one with a truncated argument. None means: wait for more text.
+        """
+        if self._quotes_closers:
+            return False
+        scanned, depth = self._scanned
+        at, stop = max(behind, start + scanned), start + MAX_HELD_CHARS
+        while True:
+            end, marker = self._find(buffer, at, False, max(0, stop - at))
+            if marker is None:
+                break
+            if marker in self._state.nested:
+                depth += 1
+            elif marker not in self._state.edges:
+                depth = max(0, depth - 1)
+            elif not depth:
+                closes = self._closes(buffer, end, marker, final)
+                if closes is None:
+                    break
+                if closes:
+                    self._quotes_closers = True
+                    return False
+            at = end + len(marker)
+        self._scanned = end - start, depth
+        if len(buffer) >= stop:
+            self._quotes_closers = True
+            return False
+        return True if final else None
 
     def _starts_call(self, buffer: str, at: int, mode: CompiledMode, final: bool) -> bool | None:
         """Return whether the opener before `at` opens a call of an offered tool.

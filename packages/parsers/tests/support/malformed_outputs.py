@@ -82,6 +82,9 @@ def _missing_value_closer(wire: Wire) -> Iterator[Slip]:
     if wire.family not in ONE_CLOSER:
         yield _slip(kind, wire, "text", f"{head}{tail}\n\nAfter.", PARIS, AFTER)
         yield _slip(kind, wire, "glued_text", f"{head}{tail}After.", PARIS, AFTER)
+        if wire.family not in MESSAGES:
+            more = f"{head}{tail}\nAfter.\n{wire.text}"
+            yield _slip(kind, wire, "text_and_call", more, PARIS, AFTER, PARIS)
     for variant, value in _values_with_closers(tail, wire.value_closer):
         call = ("call", "get_weather", {"city": value})
         yield _slip("closer_in_a_value", wire, variant, wire.text.replace("Paris", value), call)
@@ -97,6 +100,8 @@ def _values_with_closers(tail: str, own: str) -> Iterator[tuple[str, str]]:
     yield "quoted", f'ends with "{tail.strip()}" here'
     yield "ticks", f"ends with `{tail.strip()}`."
     yield "near", f"a {tail.strip()[:-1]} b" * 3
+    if own[:2] == "</" or "/" in own or "close" in own:
+        yield "lines", f"It ends with\n{tail.strip()}\nas shown.\n{tail.strip()}\nSo."
 
 
 def _missing_opener(wire: Wire) -> Iterator[Slip]:

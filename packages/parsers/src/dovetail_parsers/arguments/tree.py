@@ -14,7 +14,7 @@ from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import CallSink, Progress
 from dovetail_parsers.arguments.json_validator import QUOTES, escape_json, overlap_length
 from dovetail_parsers.arguments.notation import load_arguments, write_raw
-from dovetail_parsers.arguments.value import RawValueDecoder
+from dovetail_parsers.arguments.value import MAX_HELD_CHARS, RawValueDecoder
 
 _TAG = re.compile(r"<(/?)([^<>/\s\"=]{1,200})>")
 _MAY_BE_TAG = re.compile(r"<(?:/?(?:[^<>/\s\"=]{1,200})?)?\Z")
@@ -33,8 +33,8 @@ class TagTree:
     holds_calls: bool = False
     holds_many: bool = False
 
-    def decoder(self) -> "_TreeDecoder":
-        return _TreeDecoder(self)
+    def decoder(self) -> "TreeDecoder":
+        return TreeDecoder(self)
 
     def write(self, calls: Sequence[ToolCallBlock]) -> str:
         children = self._write_children(load_arguments(calls[0].arguments))
@@ -89,8 +89,11 @@ class _Node:
         return '""'
 
 
-class _TreeDecoder:
+class TreeDecoder:
+    """Decodes one tree of tags."""
+
     __slots__ = (
+        "_awaits_end",
         "_ends",
         "_needle",
         "_root",
@@ -109,10 +112,15 @@ class _TreeDecoder:
         self._whitespace: list[str] = []  # white space that is text only if text follows
         self._root: Mapping[str, Any] | None = None
         self._stack = [_Node(body.call, {}, frozenset({"object"}))]
+        self._awaits_end = False  # text is held, see `_has_ended`
         self.verbatim = None  # leaves are raw text
 
     def feed(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
         return self._read(text, start, sink, final=False)
+
+    def feed_last(self, text: str, start: int, sink: CallSink) -> tuple[Progress, int]:
+        """Feed what was held until the end of the output, because text follows closers."""
+        return self._read(text, start, sink, final=self._awaits_end)
 
     def open_brackets(self) -> str:
         return ""  # its tags end it
@@ -223,11 +231,36 @@ class _TreeDecoder:
             return False
         openers = (f"{self._token}<{self._section}>", f"{self._token}<{self._stack[0].name} ")
         if not text.startswith("<", at) and not text.startswith(self._needle, at):
-            return True
+            ended = self._has_ended(text, end, final)
+            self._awaits_end = ended is None
+            return ended
         if text.startswith(openers, at):
             return True
         partial = any(opener.startswith(text[at:]) for opener in openers)
         return (True if final else None) if partial else False
+
+    def _has_ended(self, text: str, start: int, final: bool) -> bool | None:
+        """Whether the closers before `start`, which text follows, are not data of the value.
+
+        They are data if the value's own closer follows outside of calls in the text, and if this is
+        not known within a limit. None: wait for more.
+        """
+        own, stop = f"{self._token}</{self._stack[-1].name}>", start + MAX_HELD_CHARS
+        call = self._stack[0].name
+        at = text.find(own, start, stop)
+        while at >= 0:
+            opened = text.count(f"{self._token}<{call} ", start, at)
+            if opened <= text.count(f"{self._token}</{call}>", start, at):
+                end = _SPACE.match(text, at + len(own)).end()  # type: ignore[union-attr]
+                following = text[end : end + len(self._needle)]
+                if following == self._needle or (final and end == len(text)):
+                    return False
+                if self._needle.startswith(following) and not final:
+                    return None
+            at = text.find(own, at + 1, stop)
+        if len(text) >= stop:
+            return False
+        return True if final else None
 
     def _end_inner(self, name: str, out: list[str], sink: CallSink) -> bool:
         """End the open elements inside the one of this name. Return whether all are valid."""

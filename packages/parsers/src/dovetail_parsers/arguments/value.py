@@ -21,6 +21,8 @@ _NAMED = {
 _MAY_BE_NAMED = frozenset(name[:i] for name in _NAMED for i in range(len(name) + 1))
 _AS_JSON = {"True": "true", "False": "false", "None": "null"}
 _CONTAINERS = {"{": "object", "[": "array"}
+#: Text behind closers that may be data of a value whose own closer follows.
+MAX_HELD_CHARS = 16_384
 _MAX_NUMBER_CHARS = 128  # longer than any number: decide at the end
 
 
