@@ -13,12 +13,15 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Imported only by child processes, which run in an environment that has it.
+IN_OTHER_ENVIRONMENTS = ("vllm",)
 IMPORT_ALL = """
 import importlib, importlib.metadata, importlib.resources, pkgutil, re, sys
 package = importlib.import_module(sys.argv[1])
 wanted = importlib.metadata.requires(sys.argv[1].replace("_", "-")) or ()
 extras = {re.match(r"[\\w.-]+", one)[0] for one in wanted if "extra ==" in one}
 extras |= {one.partition("-")[0] for one in extras}  # as opentelemetry-sdk is imported
+extras |= set(sys.argv[2:])
 for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     try:
         importlib.import_module(module.name)
@@ -59,7 +62,7 @@ def stand_alone(name: str, wheelhouse: Path, home: Path) -> None:
     venv.create(home, with_pip=False, symlinks=True)
     python = str(home / "bin" / "python")
     pip("--python", python, "install", "--no-index", "--find-links", str(wheelhouse), name)
-    subprocess.run([python, "-I", "-c", IMPORT_ALL, name], check=True)
+    subprocess.run([python, "-I", "-c", IMPORT_ALL, name, *IN_OTHER_ENVIRONMENTS], check=True)
 
 
 def pip(*arguments: str) -> None:
