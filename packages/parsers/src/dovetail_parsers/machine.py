@@ -49,8 +49,8 @@ class StateMachine(CustomInputMachine):
         held = self._held
         if held:
             text = held + text
-        if not self._spans.raw:
             self._held = ""
+        if not self._spans.raw:
             event = self._continue_fast(text)
             if event is not None:
                 return [event]
