@@ -269,15 +269,15 @@ def test_long_history_is_prepared_in_steps(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def scene() -> None:
         async with serving() as stage:
-            longest, last = 0.0, time.perf_counter()
+            longest, last = 0.0, time.thread_time()  # other processes do not count
             path, data = "/v1/chat/completions", json.dumps(body).encode()
             request = asyncio.create_task(stage.request("POST", path, data))
             while not request.done():
                 await asyncio.sleep(0)
-                now = time.perf_counter()
+                now = time.thread_time()
                 longest, last = max(longest, now - last), now
             reply = await request
-            assert longest < 0.3  # the machine may be busy; all steps together take longer
+            assert longest < 0.3  # of CPU time; all steps together take longer
             assert reply.status == 400
             assert reply.json["error"]["code"] == "context_length_exceeded"
 
