@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-clients test-transformers test-vllm test-sglang verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-clients test-transformers test-vllm test-sglang test-fleet verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -57,7 +57,7 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
 # The transformers engine has a separate suite, since torch and triton take 2 GB.
 test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
-	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser" $(TESTS)
+	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser and not fleet" $(TESTS)
 	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
 
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
@@ -97,6 +97,10 @@ test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## tes
 
 test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the SGLang adapter against Dynamo's mocker
 	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m sglang -rs packages/dovetail/tests
+
+# Tests of single engines have markers of their own and also run with these engines.
+test-fleet: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## test replicas and frontends together, with the real vLLM and Dynamo on the CPU
+	DOVETAIL_VLLM_PYTHON=$(VLLM) DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m fleet -rs packages/dovetail/tests
 
 verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## verify Dovetail, Dynamo, vLLM and llama.cpp, and write the tables of docs/verify.md
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py

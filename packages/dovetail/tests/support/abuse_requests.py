@@ -44,14 +44,16 @@ PATHS = (
     "/tokenize", "/v1/detokenize", "/v1/responses/compact", "/v1/responses/input_tokens",
     "/v1/responses/resp_none", "/v1/responses/resp_none/cancel",
     "/v1/responses/resp_none/input_items", "/v1/models", "/v1/models/none", "/openapi.json",
-    "/metrics", "/", "/live", "/ready", "/health",
+    "/metrics", "/", "/live", "/ready", "/health", "/v1/messages/render", "/v1/responses/render",
+    "/v1/chat/completions/render",
 )  # fmt: skip
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND")
 ODD_PATHS = (
     "//", "/v1", "/v1/", "/v1//messages", "/v1/v1/messages", "/V1/MESSAGES", "/v1/messages/",
     "/v1/messages%00", "/v1/%2e%2e/messages", "/v1/responses/" + "a" * 3000, "/v1/responses/%0a",
     "/v1/responses//input_items", "/v1/models/" + "%F0%9F%A6%9C" * 50, "/v1/models/?a=b&a=c",
-    "/v1/responses/resp_1/input_items?limit=-1&order=up&after=%00", "/?" + "a=b&" * 2000,
+    "/v1/responses/resp_1/input_items?limit=-1&order=up&after=%00",
+    "/v1/messages/render?block_hashes=dynamo&block_size=%FF&seed=%00", "/?" + "a=b&" * 2000,
     "/v1/responses/resp_1/input_items?limit=99999999999999999999999", "/metrics?name[]=%FF",
     "/v1/models?client_version=%FF&client_version=", "/favicon.ico", "/.env", "/wp-login.php",
     "http://elsewhere/v1/models", "/v1/messages;a=b", "/v1/messages#x", "/%", "/%zz", "/*",

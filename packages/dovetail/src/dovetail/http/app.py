@@ -15,6 +15,7 @@ from dovetail.http.health import HealthEndpoints
 from dovetail.http.memory import MemoryLimitReached, request_memory
 from dovetail.http.models import ModelsEndpoints
 from dovetail.http.options import HttpOptions
+from dovetail.http.render import RenderEndpoints
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation_endpoints import ConversationEndpoints
 from dovetail.http.responses.endpoints import ResponsesEndpoints
@@ -250,6 +251,7 @@ class App:
             ModelsEndpoints(self.service, self._catalog),
             TokensEndpoints(self.service, self.options),
         )
+        render = RenderEndpoints(self.service, self.options)
         sender = LargeBodySender(self.options.max_body_bytes)
         post, get = "POST", "GET"
         table = [
@@ -264,6 +266,8 @@ class App:
                 self.service.conversations, self.service.response_store, self.options, sender
             ).routes(),
             self._generation_route("/v1/chat/completions", self._chat, "Chat Completions"),
+            render.route("/v1/responses", RESPONSES),
+            render.route("/v1/chat/completions", self._chat),
             self._generation_route("/v1/completions", COMPLETIONS, "Text completions"),
             Route(get, "/v1/models", _without_tracker(models.list), "List the served models"),
             Route(
@@ -293,6 +297,7 @@ class App:
         if self.options.messages_api:
             table += [
                 self._generation_route("/v1/messages", MESSAGES, "Anthropic Messages"),
+                render.route("/v1/messages", MESSAGES),
                 Route(
                     post,
                     "/v1/messages/count_tokens",

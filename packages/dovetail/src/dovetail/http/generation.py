@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.access.admission import AdmissionController
-from dovetail.access.auth import cache_scope
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.access.rate_limits import RateLimitGate
-from dovetail.http.body import read_body, run_decoder
 from dovetail.http.drain import DrainController
 from dovetail.http.errors import error_status
 from dovetail.http.exchange import MAX_PAYLOAD_BYTES, ApiExchange
-from dovetail.http.ids import ResponseIds, call_id_factory, new_id, new_response_number
+from dovetail.http.ids import ResponseIds, call_id_factory, new_id
 from dovetail.http.options import HttpOptions
+from dovetail.http.request_decoder import RequestDecoder
 from dovetail.http.response import BufferedResponse, StreamingResponse
 from dovetail.http.responses.background import BackgroundResponses
-from dovetail.http.responses.conversation import ConversationResolver, ResponseSaver
+from dovetail.http.responses.conversation import ResponseSaver
 from dovetail.http.responses.run import read_chunks, send_stream
 from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, ClientDisconnected, DisconnectGuard
@@ -42,8 +41,6 @@ from dovetail_protocols import (
     Codec,
     ResponsesEncoder,
     StreamEncoder,
-    StreamErrors,
-    check_request,
     with_effective_sampling,
 )
 
@@ -77,6 +74,7 @@ class GenerationEndpoint:
     ) -> None:
         self._service = service
         self._options = options
+        self._decoder = RequestDecoder(service, options)
         self._draining = draining
         self._background = background
         self._gate = RateLimitGate(options.keys, options.limit_store, metrics)
@@ -115,49 +113,23 @@ class GenerationEndpoint:
             errors = codec.stream_errors
             if errors is None or not errors.covers(error):
                 raise
-            request = await self._decode_without_input(exchange, errors)
+            request = await self._decoder.decode_without_input(exchange, errors)
             if not request.stream:
                 raise
             tracker.on_error(error, error_status(error, codec))
             frames = errors.encode(request, error, new_id, time.time)
             await _send_whole_stream(exchange, tracker, frames)
 
-    async def _decode_without_input(self, exchange: ApiExchange, errors: StreamErrors) -> Request:
-        """Decode a request without its input: rejecting a request must be cheap."""
-        body = await self._read_body(exchange)
-        request = await run_decoder(body, lambda: errors.decode(body, exchange.headers))
-        return self._add_server_fields(exchange, request)
-
-    async def _read_body(self, exchange: ApiExchange) -> bytes:
-        options = self._options
-        return await read_body(
-            exchange, options.max_body_bytes, options.body_timeout, options.request_limits
-        )
-
     async def _decode(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec
     ) -> "DecodedRequest":
-        options = self._options
-        body = await self._read_body(exchange)
-        if options.capture_payloads:
+        body = await self._decoder.read_body(exchange)
+        if self._options.capture_payloads:
             tracker.request_body = body[:MAX_PAYLOAD_BYTES]
-        if codec.stateful is None:
-            return DecodedRequest(await self._decode_body(exchange, codec, body))
-        service = self._service
-        conversation = ConversationResolver(
-            service.response_store, service.conversations, exchange, body
-        )
-        await conversation.resolve(options.max_body_bytes)
-        request = await self._decode_body(exchange, codec, conversation.body)
+        request, conversation = await self._decoder.decode(exchange, codec, body)
+        if conversation is None:
+            return DecodedRequest(request)
         return DecodedRequest(request, await conversation.create_saver(request))
-
-    async def _decode_body(self, exchange: ApiExchange, codec: Codec, body: bytes) -> Request:
-        headers, memory = exchange.headers, self._service.memory
-        request = await run_decoder(body, lambda: codec.decode(body, headers, memory))
-        check_request(
-            request, self._options.request_limits, codec.history_field, body_bytes=len(body)
-        )
-        return self._add_server_fields(exchange, request)
 
     async def _generate(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack
@@ -296,22 +268,6 @@ class GenerationEndpoint:
             saver.save(body)
             await saver.wait_visible()
         await exchange.respond(200, body, headers=tracker.debug_headers())
-
-    def _add_server_fields(self, exchange: ApiExchange, request: Request) -> Request:
-        """Add the fields that the server determines: tenant, response number, dispatch events."""
-        tenant = exchange.tenant or request.identity.tenant
-        identity = msgspec.structs.replace(
-            request.identity,
-            tenant=tenant,
-            response_number=new_response_number(),
-            cache_scope=cache_scope(exchange.caller, self._options.prefix_sharing),
-        )
-        request = msgspec.structs.replace(request, identity=identity)
-        if self._options.dispatch:
-            channels = request.hints.dispatch | self._options.dispatch
-            hints = msgspec.structs.replace(request.hints, dispatch=channels)
-            request = msgspec.structs.replace(request, hints=hints)
-        return request
 
 
 def _rejection_cost(exchange: ApiExchange) -> Usage:

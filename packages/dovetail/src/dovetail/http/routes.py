@@ -168,9 +168,14 @@ _EXTERNAL_APIS = {
     "/v1/chat/completions": "OpenAI's Chat Completions API",
     "/v1/completions": "OpenAI's Completions API",
     "/v1/conversations": "OpenAI's Conversations API",
+    "/v1/messages/render": "Anthropic's Messages API",
+    "/v1/responses/render": "OpenAI's Responses API",
+    "/v1/chat/completions/render": "OpenAI's Chat Completions API",
 }
 _STREAMING_PATHS = {
-    path for path in _EXTERNAL_APIS if not path.endswith(("_tokens", "/compact", "/conversations"))
+    path
+    for path in _EXTERNAL_APIS
+    if not path.endswith(("_tokens", "/compact", "/conversations", "/render"))
 }
 _STRING_SCHEMA, _BOOLEAN_SCHEMA = {"type": "string"}, {"type": "boolean"}
 _TOKEN_IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}}
@@ -226,6 +231,11 @@ def _operation(route: Route) -> Json:
         ]
     elif route.method == "POST":
         operation["requestBody"] = _request_body(route)
+    if route.path.endswith("/render"):
+        operation["parameters"] = [
+            {"name": name, "in": "query", "required": False, "schema": _STRING_SCHEMA}
+            for name in ("block_hashes", "seed", "block_size")
+        ]
     if route.needs_key:
         operation["security"] = [{"bearer": []}, {"key": []}]
     return operation

@@ -103,7 +103,7 @@ class Compactor:
         slow_start = asyncio.get_running_loop().call_later(self._start_timeout_seconds, self._start)
         collected = CallbackSink(lambda event: None)
         try:
-            await self._run(_summary_request(request, instructions), collected)
+            await self._run(summary_request(request, instructions), collected)
         finally:
             slow_start.cancel()
         message = collected.message()
@@ -130,7 +130,7 @@ class Compactor:
             self._sink.write(0, [to_public_error(error).to_failure()])
 
 
-def _summary_request(request: Request, instructions: str) -> Request:
+def summary_request(request: Request, instructions: str) -> Request:
     """Return the request for a summary. Its prompt begins like that of the request."""
     text = instructions or SUMMARY_INSTRUCTION
     sampling, limit = request.sampling, request.sampling.max_tokens

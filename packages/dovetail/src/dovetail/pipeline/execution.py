@@ -4,6 +4,7 @@ Request ─prepare─▶ Prompt(ids) ─engine─▶ ids ─detokenize, parse─
                                               └─ record: the finished turn goes into the ledger
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,12 +13,12 @@ from dovetail.pipeline.compaction import (
     Compactor,
     find_compact_edit,
     is_triggered,
+    summary_request,
     without_compaction,
 )
 from dovetail.pipeline.concurrency import run_all
 from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
-from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.recovering_runner import RecoveringRunner
 from dovetail.pipeline.registry import ModelEntry, PromptTokenizer, TokenModel, UpstreamModel
 from dovetail.pipeline.server_tool_loop import ServerToolLoop
@@ -30,6 +31,7 @@ from dovetail_model import Compact, ContextOverflow, InvalidRequest, Request, Un
 __all__ = [
     "RequestObserver",
     "count_tokens",
+    "render_prompt",
     "require_token_model",
     "require_tokenizer",
     "run_request",
@@ -114,6 +116,24 @@ async def count_tokens(entry: ModelEntry, request: Request) -> TokenCount:
     return TokenCount(tokens, await preparer.count_tokens(request, edit=False))
 
 
+async def render_prompt(entry: TokenModel, request: Request) -> "array[int]":
+    """Return the prompt that the engine would receive first for a request, without effects.
+
+    Where compaction would precede the response, this is the prompt of the summary.
+    """
+    _choice_count(request)
+    entry.check(request)
+    edit, instructions = find_compact_edit(request), request.context.summarize
+    with convert_panics():
+        if instructions is not None:
+            request = summary_request(request, instructions)
+        elif edit is not None and await _needs_compaction(entry, request, edit, RequestObserver()):
+            request = summary_request(request, edit.instructions)
+        ids = await entry.preparer.render(request, entry.context_length - 1)
+    _require_room(entry, len(ids))
+    return ids
+
+
 def require_token_model(entry: ModelEntry) -> TokenModel:
     """Return the model if it is a `TokenModel`, else raise `Unsupported`."""
     if isinstance(entry, UpstreamModel):
@@ -146,7 +166,7 @@ async def _create_runners(
         return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
     prepared = await entry.preparer.prepare(request, max_tokens=entry.context_length - 1)
     observer.on_prepared(prepared)
-    limit = _max_output_tokens(entry, prepared)
+    limit = _require_room(entry, len(prepared.prompt.ids))
     runner = RecoveringRunner if entry.recovery.kinds else ChoiceRunner
     return [runner(entry, prepared, new_call_id, limit, observer, at) for at in range(count)]
 
@@ -158,11 +178,11 @@ def _choice_count(request: Request) -> int:
     return max(1, request.sampling.n)
 
 
-def _max_output_tokens(entry: TokenModel, prepared: PreparedRequest) -> int:
+def _require_room(entry: TokenModel, prompt_tokens: int) -> int:
     """Return the tokens left for output. Raises ContextOverflow if the prompt leaves none."""
-    length, window = len(prepared.prompt.ids), entry.context_length
-    if length >= window:
+    window = entry.context_length
+    if prompt_tokens >= window:
         raise ContextOverflow(
-            f"prompt is too long: {length} tokens > {window - 1} maximum", param="messages"
+            f"prompt is too long: {prompt_tokens} tokens > {window - 1} maximum", param="messages"
         )
-    return window - length
+    return window - prompt_tokens

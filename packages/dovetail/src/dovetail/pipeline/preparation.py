@@ -69,6 +69,8 @@ class RequestPreparer(Protocol):
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest: ...
 
+    async def render(self, request: Request, max_tokens: int | None = None) -> "array[int]": ...
+
     async def count_tokens(
         self, request: Request, window: int | None = None, *, edit: bool = True
     ) -> int: ...
@@ -154,6 +156,10 @@ class ChatPreparer:
             rendered.applied_edits,
             rendered.turns,
         )
+
+    async def render(self, request: Request, max_tokens: int | None = None) -> "array[int]":
+        """Return the prompt that `prepare` would build. The session is not affected."""
+        return (await self._renderer.render(request, max_tokens, window=max_tokens)).prompt.ids
 
     async def count_tokens(
         self, request: Request, window: int | None = None, *, edit: bool = True

@@ -47,9 +47,7 @@ class RawPreparer:
     async def prepare(
         self, request: Request, harness: str = "", max_tokens: int | None = None
     ) -> PreparedRequest:
-        ids = array(TOKEN_ID_TYPECODE, await self._encode(request, max_tokens))
-        if not ids:
-            raise InvalidRequest("`prompt` must not be empty", param="prompt")
+        ids = await self.render(request, max_tokens)
         return PreparedRequest(
             request=request,
             prompt=Prompt(ids, "cold", False, _EMPTY_HEAD, RecognizedHistory()),
@@ -57,6 +55,12 @@ class RawPreparer:
             prefix_snapshot=PromptObservation(None, harness, ids),
             diagnosis=PrefixReport(common_tokens=0, total_tokens=len(ids), prefill_tokens=len(ids)),
         )
+
+    async def render(self, request: Request, max_tokens: int | None = None) -> "array[int]":
+        ids = array(TOKEN_ID_TYPECODE, await self._encode(request, max_tokens))
+        if not ids:
+            raise InvalidRequest("`prompt` must not be empty", param="prompt")
+        return ids
 
     async def count_tokens(
         self, request: Request, window: int | None = None, *, edit: bool = True
