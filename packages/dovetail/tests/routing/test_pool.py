@@ -121,15 +121,14 @@ def test_last_request_of_a_session_releases_its_replica() -> None:
         replicas = [FakeEngine(0), FakeEngine(1)]
         pool = ReplicaPool(replicas)
         await pool.start()
-        for name in "ab":
-            assert await generate(pool, name) == 0
+        assert [await generate(pool, name) for name in "ab"] == [0, 1]
         last = msgspec.structs.replace(request("a"), ends_session=True)
         async with aclosing(iter_deltas(pool, last)) as deltas:
             assert [delta.ids async for delta in deltas] == [[0]]
         replicas[0].go_on.clear()
-        held = asyncio.create_task(generate(pool, "b"))
-        await wait_until(lambda: len(replicas[0].requests) == 4)
-        assert await generate(pool, "a") == 1  # the least busy one, like a new session
+        held = asyncio.create_task(generate(pool, "c"))
+        await wait_until(lambda: len(replicas[0].requests) == 3)
+        assert await generate(pool, "a") == 1  # the least loaded one, like a new session
         replicas[0].go_on.set()
         assert await held == 0
         await pool.stop()
@@ -289,7 +288,7 @@ def test_busy_replica_is_not_warmed() -> None:
         real = asyncio.create_task(generate(pool))
         await wait_until(lambda: bool(only.requests))
         pool.warm("a", factory_for(request("a", -100)))
-        await wait_until(lambda: not pool._warming)
+        await wait_until(lambda: pool._warmer.is_idle)
         only.go_on.set()
         await real
         assert len(only.requests) == 1
@@ -307,7 +306,7 @@ def test_failed_warming_is_only_logged(caplog: pytest.LogCaptureFixture) -> None
         with caplog.at_level("INFO"):
             pool.warm("a", broken)
             pool.warm("a", broken)  # the first has not been started yet
-            await wait_until(lambda: not pool._warming)
+            await wait_until(lambda: pool._warmer.is_idle)
         assert "warming_failed" in caplog.text
         assert await generate(pool) == 0
         await pool.stop()

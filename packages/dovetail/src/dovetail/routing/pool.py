@@ -1,14 +1,15 @@
 """A pool of replicas of one model that acts as a single engine.
 
-A session returns to the replica that has its prefix cached. A new session goes to the least busy
-replica. Replicas that are down are skipped. The pool never retries: the caller knows which tokens
-were already generated, and sends a new request that continues from there.
+The router assigns requests to replicas: a session returns to the replica that has its prefix
+cached; a new session goes where its prefix or the lowest load is. Replicas that are down are
+skipped. The pool never retries: the caller knows which tokens were already generated, and sends a
+new request that continues from there.
 """
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from dovetail.engines.engine import (
     EngineCapabilities,
@@ -17,21 +18,15 @@ from dovetail.engines.engine import (
     TokenEngine,
     TokenSink,
 )
-from dovetail.engines.token_stream import collect_token_ids
+from dovetail.routing.prefix_index import LocalIndex, PrefixIndex, PrefixMatch
 from dovetail.routing.replica import (
     DEFAULT_HEALTH_CHECKS,
-    ActivitySink,
     HealthCheckOptions,
     Replica,
+    TrackedSink,
 )
-from dovetail.storage.lru import LruCache
-
-MAX_SESSION_HOMES = 1 << 16
-#: How many more active requests than the least busy replica a session's consistent home may have.
-MAX_LOAD_DIFFERENCE = 4
-
-#: Creates the request that is expected next; returns None if there is none.
-RequestFactory = Callable[[], Awaitable[EngineRequest | None]]
+from dovetail.routing.router import Assignment, RoutedRequest, Router
+from dovetail.routing.warming import PromptWarmer, RequestFactory
 
 _log = logging.getLogger(__name__)
 
@@ -39,28 +34,37 @@ _log = logging.getLogger(__name__)
 class ReplicaPool:
     """A token engine that consists of replicas of one model with the same capabilities.
 
-    `consistent`: the pools of several processes send a new session to the same replica, as long as
-    each of them finds that replica about as busy as the others. The processes do not see each
-    other's requests.
+    `router`: assigns requests to replicas.
+    `index`: knows what the replicas have cached. Pools of a single replica do not use it.
+    `urls`: the URLs of remote engines, in the order of `engines`.
     """
 
     def __init__(
         self,
         engines: Sequence[TokenEngine],
         *,
-        consistent: bool = False,
+        router: Router | None = None,
+        index: PrefixIndex | None = None,
+        urls: Sequence[str | None] = (),
         health_checks: HealthCheckOptions = DEFAULT_HEALTH_CHECKS,
     ) -> None:
-        self.replicas = tuple(
-            Replica(engine, index, health_checks) for index, engine in enumerate(engines)
-        )
         self._health_checks = health_checks
+        self.router = router or Router()
+        self._index: PrefixIndex = index or LocalIndex()
+        self._next_index = 0
+        self.replicas: tuple[Replica, ...] = ()
+        for engine, url in zip(engines, urls or [None] * len(engines), strict=True):
+            self._create_replica(engine, url)
         self.name = engines[0].name
-        self._consistent = consistent
-        self._session_homes: LruCache[str, Replica] = LruCache(MAX_SESSION_HOMES)
-        self._warming: dict[Replica, asyncio.Task[None]] = {}
+        self._warmer = PromptWarmer(self._index)
+        self._removals: set[asyncio.Task[None]] = set()
+        self._index_updates: set[asyncio.Task[None]] = set()
         self._stall_check: asyncio.Task[None] | None = None
-        self.warmed_prompts = 0
+
+    @property
+    def warmed_prompts(self) -> int:
+        """The number of prompts that were prefilled ahead."""
+        return self._warmer.warmed_prompts
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -105,6 +109,7 @@ class ReplicaPool:
     async def start(self) -> None:
         """Start the replicas. One is enough; failed replicas recover in the background."""
         faults = await asyncio.gather(*(replica.start() for replica in self.replicas))
+        await asyncio.gather(*(self._index.add(one.index, one.url) for one in self.replicas))
         failures = [fault for fault in faults if fault is not None]
         for replica, fault in zip(self.replicas, faults, strict=True):
             if fault is not None and len(faults) > 1:  # the error of a single replica is raised
@@ -112,8 +117,7 @@ class ReplicaPool:
         if len(failures) == len(self.replicas):
             await self.stop()
             raise failures[0]
-        if len(self.replicas) > 1 and not self.capabilities.local:
-            self._stall_check = asyncio.create_task(self._check_stalls())
+        self._watch_stalls()
 
     async def generate(
         self,
@@ -125,43 +129,44 @@ class ReplicaPool:
 
         Errors of the replica propagate.
         """
-        replica = self._select_replica(request.session)
-        on_replica(replica.index)
-        await self._cancel_warming(replica)
-        if self._stall_check is not None:
-            sink = ActivitySink(replica, sink)
+        if len(self.replicas) == 1 and self.replicas[0].url is None:  # there will not be others
+            await self._generate_on(self.replicas[0], request, sink, on_replica)
+            return
+        replica, assignment = await self._assign(request)
+        tracked = TrackedSink(replica, sink, assignment.finish_prefill)
         try:
-            with replica.track_request():
-                await replica.engine.generate(request, sink)
+            await self._generate_on(replica, request, tracked, on_replica)
         finally:
-            if request.ends_session:
-                self.release_session(request.session)
+            assignment.finish(tracked.output_tokens if tracked.is_finished else None)
 
     def release_session(self, session: str | None) -> None:
-        """Discard the home of a session that has ended."""
+        """Discard what is held for a session that has ended."""
         if session is not None:
-            self._session_homes.pop(session)
+            self.router.release_session(session, monotonic())
+            self._index.release_session(session)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
         """Prefill a prompt before its request arrives.
 
         It is cancelled when the replica receives a request.
         """
-        replica = self._select_replica(session)
-        previous = self._warming.get(replica)
-        if previous is not None:
-            previous.cancel()
-        self._warming[replica] = asyncio.create_task(self._warm(replica, create_request))
+        replica = self.replicas[0]
+        if len(self.replicas) > 1:
+            unknown = PrefixMatch(None)
+            replica, assignment = self._route(RoutedRequest(0, session, 0), unknown)
+            assignment.finish()
+        self._warmer.warm(replica, create_request)
 
     async def health(self) -> EngineHealth:
         """Return the health of the pool, which is ready as long as one replica is ready."""
-        states = await asyncio.gather(*(replica.health() for replica in self.replicas))
+        replicas = self.replicas
+        states = await asyncio.gather(*(replica.health() for replica in replicas))
         if len(states) == 1:
             return states[0]
         ready = sum(state.ready for state in states)
         not_ready = [
-            f"replica {index}: {state.detail}"
-            for index, state in enumerate(states)
+            f"replica {replica.index}: {state.detail}"
+            for replica, state in zip(replicas, states, strict=True)
             if not state.ready
         ]
         detail = "; ".join([f"{ready} of {len(states)} replicas are ready", *not_ready])
@@ -169,12 +174,71 @@ class ReplicaPool:
             ready > 0, detail, {"replicas": [state.facts or {} for state in states]}
         )
 
+    async def add_replica(self, engine: TokenEngine, url: str | None = None) -> Replica:
+        """Add a replica. One that cannot be started recovers in the background."""
+        replica = self._create_replica(engine, url)
+        fault = await replica.start()
+        if fault is not None:
+            replica.mark_down(fault)
+        await self._index.add(replica.index, url)
+        self._watch_stalls()
+        _log.info(
+            "replica_added", extra={"fields": {"engine": self.name, "replica": replica.index}}
+        )
+        return replica
+
+    def remove_replica(self, replica: Replica) -> None:
+        """Send no more requests to a replica, and stop it after its active requests.
+
+        Raises `ValueError` for the only replica, without which no request could be served.
+        """
+        if replica not in self.replicas:
+            raise ValueError(f"unknown replica {replica.index}")
+        if len(self.replicas) == 1:
+            raise ValueError("the only replica cannot be removed")
+        self.replicas = tuple(one for one in self.replicas if one is not replica)
+        self.router.forget(replica.index)
+        task = asyncio.create_task(self._retire(replica))
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        fields = {"engine": self.name, "replica": replica.index}
+        _log.info("replica_removed", extra={"fields": fields})
+
     async def stop(self) -> None:
-        tasks = [*self._warming.values(), *([self._stall_check] if self._stall_check else [])]
+        await self._warmer.stop()
+        tasks = [*self._removals, *self._index_updates]
+        tasks += [self._stall_check] if self._stall_check else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
+        await self._index.stop()
+
+    def _create_replica(self, engine: TokenEngine, url: str | None) -> Replica:
+        replica = Replica(engine, self._next_index, self._health_checks, url=url)
+        replica.on_recovered = self._restore_index
+        self._next_index += 1
+        self.replicas = (*self.replicas, replica)
+        return replica
+
+    def _restore_index(self, replica: Replica) -> None:
+        """Discard what a recovered replica had cached: its engine was probably restarted."""
+        self.router.forget(replica.index)
+        task = asyncio.create_task(self._index.add(replica.index, replica.url))
+        self._index_updates.add(task)
+        task.add_done_callback(self._index_updates.discard)
+
+    async def _retire(self, replica: Replica) -> None:
+        await self._warmer.cancel(replica)
+        await self._index.remove(replica.index)
+        try:
+            await replica.wait_idle()
+        finally:
+            await replica.stop()
+
+    def _watch_stalls(self) -> None:
+        if self._stall_check is None and len(self.replicas) > 1 and not self.capabilities.local:
+            self._stall_check = asyncio.create_task(self._check_stalls())
 
     async def _check_stalls(self) -> None:
         """Mark stalled replicas as down, so that their streams can be migrated."""
@@ -182,65 +246,41 @@ class ReplicaPool:
             await asyncio.sleep(self._health_checks.stall_check_interval_seconds)
             await asyncio.gather(*(replica.check_stalled() for replica in self.replicas))
 
-    def _select_replica(self, session: str | None) -> Replica:
-        if len(self.replicas) == 1:
-            return self.replicas[0]
-        home = self._session_homes.peek(session) if session is not None else None
-        if home is None or not home.is_available or home.in_backoff:
-            home = self._assign_home(session)
-        if session is not None:
-            self._session_homes.put(session, home)
-        return home
+    async def _generate_on(
+        self,
+        replica: Replica,
+        request: EngineRequest,
+        sink: TokenSink,
+        on_replica: Callable[[int], None],
+    ) -> None:
+        on_replica(replica.index)
+        await self._warmer.cancel(replica)
+        try:
+            with replica.track_request():
+                await replica.engine.generate(request, sink)
+        finally:
+            if request.ends_session:
+                self.release_session(request.session)
 
-    def _assign_home(self, session: str | None) -> Replica:
-        """Return the least busy replica; among similarly busy ones, the one with the highest hash.
-
-        The hash depends on the session and selects the same replica in every process. It selects
-        another one only if that replica is down.
-        """
-        candidates = self._available_replicas()
-        preferred = min(
-            candidates, key=lambda replica: (replica.in_backoff, replica.active_requests)
+    async def _assign(self, request: EngineRequest) -> tuple[Replica, Assignment]:
+        match = await self._index.find(request)
+        routed = RoutedRequest(
+            len(request.prompt), request.session, request.expected_tokens, request.max_tokens
         )
-        if session is None or not self._consistent:
-            return preferred
-        similar = [
-            replica
-            for replica in candidates
-            if replica.in_backoff == preferred.in_backoff
-            and replica.active_requests <= preferred.active_requests + MAX_LOAD_DIFFERENCE
-        ]
-        return max(similar, key=lambda replica: _affinity_hash(session, replica.index))
+        replica, assignment = self._route(routed, match)
+        self._index.record(replica.index, match)
+        return replica, assignment
+
+    def _route(self, request: RoutedRequest, match: PrefixMatch) -> tuple[Replica, Assignment]:
+        candidates = {replica.index: replica for replica in self._available_replicas()}
+        assignment = self.router.assign(
+            request,
+            [(index, replica.in_backoff) for index, replica in candidates.items()],
+            match.overlaps,
+            monotonic(),
+        )
+        return candidates[assignment.replica], assignment
 
     def _available_replicas(self) -> Sequence[Replica]:
         """Return the replicas that are up; all if none is, because their errors give the reason."""
         return [replica for replica in self.replicas if replica.is_available] or self.replicas
-
-    async def _cancel_warming(self, replica: Replica) -> None:
-        """Stop warming a replica: requests take precedence."""
-        task = self._warming.pop(replica, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _warm(self, replica: Replica, create_request: RequestFactory) -> None:
-        try:
-            request = await create_request()
-            if request is None or replica.active_requests or not replica.is_available:
-                return
-            with replica.track_request():
-                await collect_token_ids(replica.engine, request)
-            self.warmed_prompts += 1
-        except Exception as error:  # warming is optional: no request waits for it
-            _log.info(
-                "warming_failed", extra={"fields": {"reason": f"{type(error).__name__}: {error}"}}
-            )
-        finally:
-            if self._warming.get(replica) is asyncio.current_task():
-                del self._warming[replica]
-
-
-def _affinity_hash(session: str, replica: int) -> bytes:
-    """Return a replica's weight for a session (rendezvous hashing), the same in every process."""
-    key = f"{replica} {session}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(key, digest_size=8).digest()

@@ -6,7 +6,7 @@ this server, it is restarted; a remote server is polled until it responds.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -45,10 +45,15 @@ DEFAULT_HEALTH_CHECKS = HealthCheckOptions()
 
 
 class Replica:
-    """An engine with its index in the pool, its availability and its active requests."""
+    """An engine with its index in the pool, its availability and its active requests.
+
+    `url`: the URL of a remote engine.
+    `on_recovered`: called when it accepts requests again after a failure.
+    """
 
     __slots__ = (
         "_health_checks",
+        "_idle",
         "_running",
         "active_requests",
         "engine",
@@ -56,8 +61,10 @@ class Replica:
         "is_available",
         "last_activity",
         "last_rejection",
+        "on_recovered",
         "recovery_task",
         "restarts",
+        "url",
     )
 
     def __init__(
@@ -65,9 +72,13 @@ class Replica:
         engine: TokenEngine,
         index: int,
         health_checks: HealthCheckOptions = DEFAULT_HEALTH_CHECKS,
+        url: str | None = None,
     ) -> None:
         self.engine = engine
         self.index = index
+        self.url = url
+        self.on_recovered: Callable[[Replica], None] = lambda replica: None
+        self._idle: asyncio.Event | None = None  # set while no request is active; see wait_idle
         self._health_checks = health_checks
         self.is_available = True
         self.active_requests = 0
@@ -103,6 +114,14 @@ class Replica:
             raise
         finally:
             self.active_requests -= 1
+            if self._idle is not None and not self.active_requests:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is active, for a replica that gets no new ones."""
+        if self.active_requests:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
 
     @property
     def in_backoff(self) -> bool:
@@ -164,6 +183,7 @@ class Replica:
                 )
                 continue
             self.is_available = True
+            self.on_recovered(self)
             _log.warning("replica_recovered", extra=self._log_fields(None))
             return
 
@@ -184,18 +204,33 @@ class Replica:
         return {"fields": {"engine": self.engine.name, "replica": self.index, **reason}}
 
 
-class ActivitySink:
-    """Forwards deltas to another sink and records the time, which the stall check uses."""
+class TrackedSink:
+    """Forwards deltas to another sink and records what the router and the stall check use.
 
-    __slots__ = ("_push", "_replica", "drain")
+    `output_tokens`: the number of tokens so far.
+    `is_finished`: whether the engine sent the finish reason.
+    """
 
-    def __init__(self, replica: Replica, sink: TokenSink) -> None:
+    __slots__ = ("_on_first", "_push", "_replica", "drain", "is_finished", "output_tokens")
+
+    def __init__(
+        self, replica: Replica, sink: TokenSink, on_first_token: Callable[[], None]
+    ) -> None:
         self._replica = replica
         self._push = sink.push
+        self._on_first: Callable[[], None] | None = on_first_token
         self.drain = sink.drain
+        self.output_tokens = 0
+        self.is_finished = False
 
     def push(self, delta: TokenDelta) -> bool:
         self._replica.last_activity = monotonic()
+        self.output_tokens += len(delta.ids)
+        if self._on_first is not None:
+            self._on_first()
+            self._on_first = None
+        if delta.finish is not None:
+            self.is_finished = True
         return self._push(delta)
 
 

@@ -27,7 +27,10 @@ from dovetail.engines.vllm.process import parse_adapters
 from dovetail.models.loader import Model
 from dovetail.models.weights import DEFAULT_MODEL, find_adapter
 from dovetail.net.http_client import Endpoint
+from dovetail.routing.policy import POLICIES
 from dovetail.routing.pool import ReplicaPool
+from dovetail.routing.prefix_index import DEFAULT_CAPACITY_TOKENS, LocalIndex
+from dovetail.routing.router import Router
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
@@ -147,7 +150,19 @@ def create_pool(
         for endpoint in endpoints
     ]
     engines = [create_engine(name, setup) for setup in setups]
-    return ReplicaPool(engines, consistent=config.workers > 1)
+    return ReplicaPool(
+        engines,
+        router=Router(POLICIES[config.routing_policy], consistent=config.workers > 1),
+        index=LocalIndex(_cache_tokens(config)),
+        urls=config.engine_url or [None] * len(engines),
+    )
+
+
+def _cache_tokens(config: Config) -> int:
+    """Return how many tokens the KV cache of a replica holds, as far as the settings tell."""
+    if config.kv_blocks is None:
+        return DEFAULT_CAPACITY_TOKENS
+    return config.kv_blocks * config.kv_block_size
 
 
 def adapter_names(config: Config) -> tuple[str, ...]:

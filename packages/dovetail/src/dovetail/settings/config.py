@@ -86,6 +86,19 @@ class Config:
         "The openai engine returns unparsed model output: parse tool calls and reasoning here.",
     )
     replicas: int = _model_setting(1, "Number of replicas of an engine that runs on this machine.")
+    routing_policy: Literal["kv", "session", "least-loaded", "round-robin"] = _model_setting(
+        "kv",
+        "How requests are assigned to replicas: kv (the session's home first, then cached prefix "
+        "and load), session (the session's home, then load), least-loaded or round-robin.",
+    )
+    kv_block_size: int = _model_setting(
+        16, "Tokens per block of the replicas' KV caches, as their engine is configured."
+    )
+    kv_blocks: int | None = _model_setting(
+        None,
+        "Blocks of each replica's KV cache, as its engine reports at startup (default: as many as "
+        "hold a million tokens).",
+    )
     migration_limit: int = _model_setting(
         3, "How many times a response may be continued on another replica after its replica failed."
     )

@@ -1,0 +1,95 @@
+"""`dovetail simulate`: compare routing policies on a trace, without engines."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dovetail.cli.errors import fail
+from dovetail.routing.policy import POLICIES, PolicyName
+from dovetail.simulate.generator import AgentWorkload, generate_trace
+from dovetail.simulate.report import build_plot, build_table
+from dovetail.simulate.simulation import ReplicaModel, Simulation, ideal_hit_rate
+from dovetail.simulate.trace import RequestTrace, TraceFormatError, read_trace
+
+
+def simulate(  # noqa: PLR0913 - each is a flag
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Trace in Mooncake's format, plain or compressed (.gz). `dovetail trace mooncake` "
+            "writes such traces. Without it, agent sessions are generated."
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas.")] = 4,
+    blocks: Annotated[
+        int, typer.Option(min=1, help="Blocks of each KV cache, of the size that the trace has.")
+    ] = 16_384,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Routing policy ({', '.join(POLICIES)}); repeat it to compare several. "
+            "Default: all."
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per block. Default: derived from the trace.")
+    ] = None,
+    prefill_rate: Annotated[
+        float, typer.Option(min=1.0, help="Prompt tokens per second that a replica prefills.")
+    ] = 10_000.0,
+    decode_ms: Annotated[
+        float, typer.Option(min=0.0, help="Milliseconds per output token of a response.")
+    ] = 20.0,
+    cache_output: Annotated[
+        bool,
+        typer.Option(
+            "--cache-output",
+            help="Output is cached for the session's next prompt, as with exact turns.",
+        ),
+    ] = False,
+    sessions: Annotated[
+        int, typer.Option(min=1, help="Number of generated sessions, if there is no trace.")
+    ] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of the generated sessions.")] = 7,
+    plot: Annotated[Path | None, typer.Option(help="Write a chart to this SVG file.")] = None,
+) -> None:
+    """Replay a trace on simulated replicas and print hit rate, TTFT and balance per policy.
+
+    Balance is the number of prefilled tokens of the busiest replica, relative to the mean.
+    """
+    requests = _load_trace(trace, block_size, AgentWorkload(sessions, 120 / sessions, seed=seed))
+    model = ReplicaModel(blocks, prefill_rate, decode_ms / 1000, cache_output)
+    names = _select_policies(policy or list(POLICIES))
+    results = [Simulation(requests, replicas, model, name).run() for name in names]
+    summary = (
+        f"{len(requests.requests)} requests, {requests.prompt_tokens:,} prompt tokens, "
+        f"{replicas} replicas with {blocks} blocks of {requests.block_tokens} tokens"
+    )
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"{summary}; ideal hit rate {ideal_hit_rate(requests):.3f}")
+    console.print(build_table(results))
+    if plot is not None:
+        try:
+            plot.write_text(build_plot(results, summary), encoding="utf-8")
+        except OSError as error:
+            fail("simulate", f"cannot write {plot}: {error.strerror}")
+
+
+def _select_policies(names: list[str]) -> list[PolicyName]:
+    known = {str(name): name for name in POLICIES}
+    for name in names:
+        if name not in known:
+            fail("simulate", f"--policy must be one of {', '.join(POLICIES)}, got {name}", 2)
+    return [known[name] for name in names]
+
+
+def _load_trace(path: Path | None, block_size: int | None, workload: AgentWorkload) -> RequestTrace:
+    if path is None:
+        return generate_trace(workload)
+    try:
+        return read_trace(path, block_size)
+    except TraceFormatError as error:
+        fail("simulate", str(error))

@@ -1,0 +1,1 @@
+"""Replay request traces on simulated replicas with the routing policies of the server."""

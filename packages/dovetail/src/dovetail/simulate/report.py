@@ -1,0 +1,73 @@
+"""Present results of simulations: a table for the terminal and an SVG chart."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from rich.table import Table
+
+from dovetail.simulate.simulation import SimulationResult
+
+_WIDTH, _ROW, _LEFT, _PANEL, _GAP = 900, 22, 130, 200, 60
+_FONT = 'font-family="sans-serif" font-size="12"'
+_COLORS = ("#2563eb", "#059669", "#d97706", "#7c3aed")
+
+
+def build_table(results: Sequence[SimulationResult]) -> Table:
+    """Build a table with one row per policy."""
+    table = Table("policy", box=None, pad_edge=False)
+    for head in ("hit rate", "TTFT p50", "TTFT p99", "balance", "prefilled", "moved"):
+        table.add_column(head, justify="right")
+    for one in results:
+        table.add_row(one.policy, *_cells(one))
+    return table
+
+
+def _cells(one: SimulationResult) -> list[str]:
+    return [
+        f"{one.hit_rate:.3f}",
+        f"{one.ttft(0.5):.3f}s",
+        f"{one.ttft(0.99):.3f}s",
+        f"{one.balance:.2f}",
+        f"{sum(one.prefilled_tokens):,}",
+        str(one.moved_sessions),
+    ]
+
+
+def build_plot(results: Sequence[SimulationResult], title: str) -> str:
+    """Build an SVG with a bar per policy for the hit rate, the TTFT and the balance."""
+    panels: list[tuple[str, Callable[[SimulationResult], float], str]] = [
+        ("hit rate", lambda one: one.hit_rate, "{:.3f}"),
+        ("TTFT p99 (s)", lambda one: one.ttft(0.99), "{:.2f}"),
+        ("balance (most / mean)", lambda one: one.balance, "{:.2f}"),
+    ]
+    height = 70 + _ROW * len(results)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {_FONT}>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
+    ]
+    for row, one in enumerate(results):
+        parts.append(f'<text x="10" y="{_bar_top(row) + 12}">{escape(one.policy)}</text>')
+    for number, (name, measure, form) in enumerate(panels):
+        left = _LEFT + number * (_PANEL + _GAP)
+        parts.append(f'<text x="{left}" y="44" fill="#555">{escape(name)}</text>')
+        values = [measure(one) for one in results]
+        parts += _bars(left, values, form)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _bars(left: int, values: Sequence[float], form: str) -> list[str]:
+    largest = max(values, default=0.0) or 1.0
+    parts = []
+    for row, value in enumerate(values):
+        width, top = value / largest * (_PANEL - 50), _bar_top(row)
+        color = _COLORS[row % len(_COLORS)]
+        parts += [
+            f'<rect x="{left}" y="{top}" width="{width:.1f}" height="15" fill="{color}"/>',
+            f'<text x="{left + width + 5:.1f}" y="{top + 12}">{form.format(value)}</text>',
+        ]
+    return parts
+
+
+def _bar_top(row: int) -> int:
+    return 54 + row * _ROW
