@@ -16,7 +16,7 @@ from dovetail.routing.policy import (
     select_by_kv,
     select_by_rotation,
     select_by_session,
-    select_least_loaded,
+    select_min_load,
 )
 
 TOKENS = st.integers(0, 200_000)
@@ -57,7 +57,7 @@ def test_a_policy_selects_a_candidate_and_is_deterministic(
     assert policy(request, list(found)) == decision
 
 
-@pytest.mark.parametrize("policy", [select_by_kv, select_by_session, select_least_loaded])
+@pytest.mark.parametrize("policy", [select_by_kv, select_by_session, select_min_load])
 @settings(max_examples=40)
 @given(request=requests(), found=replicas())
 def test_the_order_of_replicas_does_not_matter(
@@ -66,7 +66,7 @@ def test_the_order_of_replicas_does_not_matter(
     assert policy(request, found) == policy(request, found[::-1])
 
 
-@pytest.mark.parametrize("policy", [select_by_kv, select_by_session, select_least_loaded])
+@pytest.mark.parametrize("policy", [select_by_kv, select_by_session, select_min_load])
 @settings(max_examples=40)
 @given(request=requests(), found=replicas(min_size=2))
 def test_replicas_in_backoff_are_avoided(
@@ -114,7 +114,7 @@ def test_expected_output_counts_as_load() -> None:
     request = RequestSnapshot(1000)
     found = [ReplicaSnapshot(0, output_tokens=4000), ReplicaSnapshot(1, output_tokens=100)]
     assert select_by_kv(request, found).index == 1
-    assert select_least_loaded(request, found).index == 1
+    assert select_min_load(request, found).index == 1
 
 
 def test_without_an_index_sessions_stay_at_home() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.routing.prefix_index import MAX_INLINE_TOKENS, LocalIndex, PrefixCache
+from dovetail.routing.prefix_index import MAX_INLINE_TOKENS, BlockCache, LocalIndex
 from dovetail.routing.prompt_hashes import INDEX_BLOCK_TOKENS, PromptHasher
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=6)
@@ -72,7 +72,7 @@ def test_salts_and_adapters_separate_prefixes() -> None:
 )
 def test_cache_is_closed_under_prefixes(prompts: list[tuple[int, int]], capacity: int) -> None:
     """The binary search of `match` relies on this."""
-    cache = PrefixCache(capacity)
+    cache = BlockCache(capacity)
     chains = [[chain * 100 + block for block in range(12)] for chain in range(4)]
     for chain, length in prompts:
         cache.store(chains[chain][:length])

@@ -77,8 +77,8 @@ def test_session_moves_if_its_home_lost_the_prefix() -> None:
     router.load(home).queued_tokens = 0
     for number in range(3):
         router.assign(RoutedRequest(20_000, f"x{number}"), [(home, False)], {}, 0.0).finish()
-    kept = router.assign(RoutedRequest(21_000, "a"), BOTH, {home: 20_000}, 0.0)
-    assert (kept.replica, kept.reason) == (home, "home")
+    stayed = router.assign(RoutedRequest(21_000, "a"), BOTH, {home: 20_000}, 0.0)
+    assert (stayed.replica, stayed.reason) == (home, "home")
     moved = router.assign(RoutedRequest(22_000, "a"), BOTH, {}, 0.0)
     assert (moved.replica, moved.reason) == (1 - home, "evicted")
     assert router.home("a") == 1 - home

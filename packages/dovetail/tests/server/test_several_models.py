@@ -156,7 +156,7 @@ def test_no_prefill_ahead_without_a_benefit(tmp_path: Path) -> None:
         turns = (Turn("user", (TextBlock("How is it?"),)),)
         for hints in (Hints(), Hints(speculative_prefill=True)):
             await run_and_collect(entry, Request("m", turns, hints=hints))
-            while pool._warming:  # noqa: ASYNC110 - what is waited for has no event
+            while not pool._warmer.is_idle:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0)
         assert len(engine.requests) == 2
         assert pool.warmed_prompts == 0

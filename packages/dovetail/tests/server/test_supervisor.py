@@ -23,7 +23,10 @@ from dovetail.ledger.entry import LedgerEntry
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
 from dovetail.net.listener import ListenAddress, open_listener
-from dovetail.routing.pool import MAX_LOAD_DIFFERENCE, ReplicaPool
+from dovetail.routing.policy import CONSISTENT_TOLERANCE_TOKENS
+from dovetail.routing.pool import ReplicaPool
+from dovetail.routing.prefix_index import PrefixMatch
+from dovetail.routing.router import RoutedRequest, Router
 from dovetail.server.process import ManagedProcess, notify
 from dovetail.server.worker_peers import WorkerMetrics, WorkerPeers
 from dovetail.telemetry.metrics import Metrics
@@ -33,11 +36,13 @@ SESSIONS = [f"session {at}" for at in range(200)]
 
 
 def pool(count: int = 3, *, agreeing: bool = True) -> ReplicaPool:
-    return ReplicaPool([StageEngine(tiny_model()) for _ in range(count)], consistent=agreeing)
+    engines = [StageEngine(tiny_model()) for _ in range(count)]
+    return ReplicaPool(engines, router=Router(consistent=agreeing))
 
 
 def homes(of: ReplicaPool, sessions: list[str]) -> list[int]:
-    return [of._select_replica(session).index for session in sessions]
+    unknown = PrefixMatch(None)
+    return [of._route(RoutedRequest(0, session, 0), unknown)[0].index for session in sessions]
 
 
 def test_pools_of_two_workers_choose_the_same_replica() -> None:
@@ -50,10 +55,10 @@ def test_pools_of_two_workers_choose_the_same_replica() -> None:
 def test_pools_agree_unless_the_replica_is_much_busier() -> None:
     one, other = pool(), pool()
     chosen = homes(one, SESSIONS)
-    other.replicas[0].active_requests = MAX_LOAD_DIFFERENCE
+    other.router.load(0).queued_tokens = CONSISTENT_TOLERANCE_TOKENS
     assert homes(other, SESSIONS) == chosen
     third = pool()
-    third.replicas[0].active_requests = MAX_LOAD_DIFFERENCE + 1
+    third.router.load(0).queued_tokens = CONSISTENT_TOLERANCE_TOKENS + 1
     assert 0 not in homes(third, SESSIONS)
 
 
@@ -67,8 +72,8 @@ def test_failed_replica_loses_only_its_own_sessions() -> None:
 
 def test_pool_of_a_single_worker_picks_the_idlest_replica() -> None:
     alone = pool(agreeing=False)
-    alone.replicas[0].active_requests = 1
-    alone.replicas[1].active_requests = 1
+    alone.router.load(0).queued_tokens = 1
+    alone.router.load(1).queued_tokens = 1
     assert set(homes(alone, SESSIONS)) == {2}
 
 

@@ -27,8 +27,9 @@ OVERLOAD_FACTOR = 2
 #: The cost of an expected output token, in prefill tokens. A decode step of a full batch takes
 #: about as long as the prefill of a few tokens per sequence.
 OUTPUT_TOKEN_COST = 4
-#: Replicas whose costs differ by less are equal for processes that do not see each other's load.
+#: Processes that do not see each other's load consider replicas as equal up to this cost.
 CONSISTENT_TOLERANCE_TOKENS = 16_384
+CONSISTENT_FACTOR = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class RequestSnapshot:
     `session`: the key of its session, if it is known.
     `home`: the index of the session's home; None if it has none.
     `consistent`: other processes, which do not see this one's load, must select the same replica.
-    `overlaps_known`: False if the index cannot tell what the replicas have cached.
+    `overlaps_known`: False if it is not known what the replicas have cached.
     """
 
     prompt_tokens: int
@@ -130,7 +131,7 @@ def select_by_session(request: RequestSnapshot, replicas: Sequence[ReplicaSnapsh
     return Decision(best.index, "new" if request.home is None else "lost")
 
 
-def select_least_loaded(request: RequestSnapshot, replicas: Sequence[ReplicaSnapshot]) -> Decision:
+def select_min_load(request: RequestSnapshot, replicas: Sequence[ReplicaSnapshot]) -> Decision:
     """Select the replica with the fewest tokens of active requests."""
     best = _cheapest(
         request, replicas, lambda one: one.queued_tokens + OUTPUT_TOKEN_COST * one.output_tokens
@@ -146,7 +147,7 @@ def select_by_rotation(request: RequestSnapshot, replicas: Sequence[ReplicaSnaps
 POLICIES: Mapping[PolicyName, Policy] = {
     "kv": select_by_kv,
     "session": select_by_session,
-    "least-loaded": select_least_loaded,
+    "least-loaded": select_min_load,
     "round-robin": select_by_rotation,
 }
 
@@ -177,7 +178,8 @@ def _cheapest(
     best = min(usable, key=lambda one: (cost(one), one.index))
     if request.session is None or not request.consistent:
         return best
-    limit, session = cost(best) + CONSISTENT_TOLERANCE_TOKENS, request.session
+    session = request.session
+    limit = CONSISTENT_FACTOR * cost(best) + CONSISTENT_TOLERANCE_TOKENS
     similar = [one for one in usable if cost(one) <= limit]
     return max(similar, key=lambda one: _affinity_hash(session, one.index))
 

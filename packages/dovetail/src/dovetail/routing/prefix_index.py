@@ -55,7 +55,7 @@ class PrefixIndex(Protocol):
         """Release all resources."""
 
 
-class PrefixCache:
+class BlockCache:
     """The blocks in the KV cache of one replica.
 
     `capacity`: the number of blocks that it holds.
@@ -95,12 +95,12 @@ class PrefixCache:
             blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all blocks, as after a restart."""
+        """Remove all blocks, as after a restart."""
         self._blocks.clear()
 
 
 class ApproximateIndex:
-    """The prefix caches of all replicas, as far as the requests of this process tell.
+    """The prefix caches of all replicas, as far as it follows from the requests of this process.
 
     `block_tokens`: the tokens of a block.
     `capacity_blocks`: the number of blocks that each replica holds.
@@ -109,7 +109,7 @@ class ApproximateIndex:
     def __init__(self, block_tokens: int, capacity_blocks: int) -> None:
         self.block_tokens = block_tokens
         self._capacity = capacity_blocks
-        self._caches: dict[int, PrefixCache] = {}
+        self._caches: dict[int, BlockCache] = {}
 
     def overlaps(self, hashes: Sequence[int]) -> Mapping[int, int]:
         """Return the cached leading tokens of a prompt for each replica that has any."""
@@ -120,7 +120,7 @@ class ApproximateIndex:
         """Record that a prompt was sent to a replica."""
         cache = self._caches.get(replica)
         if cache is None:
-            cache = self._caches[replica] = PrefixCache(self._capacity)
+            cache = self._caches[replica] = BlockCache(self._capacity)
         cache.store(hashes)
 
     def forget(self, replica: int) -> None:

@@ -184,7 +184,7 @@ class Router:
         self._sequence += 1
         self.decisions[decision.reason] += 1
         missing = max(0, request.prompt_tokens - cached.get(decision.index, 0))
-        self._settle(request, decision.index, missing, now)
+        self._place(request, decision.index, missing, now)
         return Assignment(
             self, decision.index, decision.reason, missing, self._expected_output(request)
         )
@@ -211,7 +211,7 @@ class Router:
         """Learn the length of outputs, for requests without a prediction."""
         self._average_output += _OUTPUT_SMOOTHING * (tokens - self._average_output)
 
-    def _settle(self, request: RoutedRequest, replica: int, missing: int, now: float) -> None:
+    def _place(self, request: RoutedRequest, replica: int, missing: int, now: float) -> None:
         load = self.load(replica)
         load.recent.add(missing, now)
         load.resident.add(request.prompt_tokens, now)

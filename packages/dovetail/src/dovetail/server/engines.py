@@ -159,7 +159,7 @@ def create_pool(
 
 
 def _cache_tokens(config: Config) -> int:
-    """Return how many tokens the KV cache of a replica holds, as far as the settings tell."""
+    """Return how many tokens the KV cache of a replica holds, as far as the settings define it."""
     if config.kv_blocks is None:
         return DEFAULT_CAPACITY_TOKENS
     return config.kv_blocks * config.kv_block_size

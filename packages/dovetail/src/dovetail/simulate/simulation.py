@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dovetail.routing.policy import POLICIES, PolicyName
-from dovetail.routing.prefix_index import ApproximateIndex, PrefixCache
+from dovetail.routing.prefix_index import ApproximateIndex, BlockCache
 from dovetail.routing.router import Assignment, RoutedRequest, Router
 from dovetail.simulate.trace import RequestTrace, TraceRequest
 
@@ -87,7 +87,7 @@ class _SimulatedReplica:
     __slots__ = ("cache", "idle_at")
 
     def __init__(self, blocks: int) -> None:
-        self.cache = PrefixCache(blocks)
+        self.cache = BlockCache(blocks)
         self.idle_at = 0.0
 
 
@@ -126,7 +126,7 @@ class Simulation:
                     event.assignment.finish_prefill()
                 case _Finished():
                     self._finish(event, now)
-        self._result.decisions = {**self._router.decisions}
+        self._result.decisions = {str(one): n for one, n in self._router.decisions.items()}
         return self._result
 
     def _schedule(self, time: float, event: object) -> None:
@@ -192,7 +192,7 @@ class _Finished:
 
 def ideal_hit_rate(trace: RequestTrace) -> float:
     """Return the hit rate of one replica with unlimited memory."""
-    cache = PrefixCache(1 << 60)
+    cache = BlockCache(1 << 60)
     cached = 0
     for request in trace.requests:
         cached += cache.match(request.blocks) * trace.block_tokens
