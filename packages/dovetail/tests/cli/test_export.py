@@ -249,7 +249,7 @@ def test_other_tenant_has_no_turns(ran: Ran) -> None:
         (("x", "--store", "memory"), "--store memory cannot be exported"),
         (("x",), "no stored turns in"),
         (("x", "--store", "redis://127.0.0.1:1"), "is unavailable"),
-        (("x", "--store", "what"), "must be sqlite, memory or a redis:// URL"),
+        (("x", "--store", "what"), "must be sqlite, memory, or a redis:// or redis+cluster:// URL"),
         ((), "exactly one of SESSION, --all and --list is required"),
         (("x", "--list"), "exactly one of SESSION, --all and --list is required"),
     ],

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_entries import ENTRIES, turn
-from redis.asyncio import Redis
+from redis_cluster import RedisClusterServers
 from redis_server import RedisServer
 
 from dovetail.ledger.entry import LedgerEntry, pack_ids
@@ -26,8 +26,9 @@ from dovetail.ledger.store import (
     decode_entry,
     make_call_key,
 )
+from dovetail.storage.redis_client import connect
 
-KINDS = ["memory", "sqlite", "redis"]
+KINDS = ["memory", "sqlite", "redis", "cluster"]
 AGE = 100.0
 
 
@@ -58,19 +59,28 @@ def server() -> Iterator[RedisServer]:
     started.remove()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisClusterServers]:
+    started = RedisClusterServers()
+    started.start()
+    yield started
+    started.remove()
+
+
 @pytest.fixture(params=KINDS)
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> "Scenario":
-    server = request.getfixturevalue("server") if request.param == "redis" else None
-    return Scenario(request.param, tmp_path, server)
+    fixture = {"redis": "server", "cluster": "cluster"}.get(request.param)
+    url = request.getfixturevalue(fixture).url if fixture is not None else None
+    return Scenario(request.param, tmp_path, url)
 
 
 class Scenario:
     """Runs a coroutine function over a fresh store."""
 
-    def __init__(self, kind: str, folder: Path, server: RedisServer | None = None) -> None:
+    def __init__(self, kind: str, folder: Path, url: str | None = None) -> None:
         self._kind = kind
         self._folder = folder
-        self._server = server
+        self._url = url
         self._number = count()
 
     def run(self, body: Callable[[Bench], Awaitable[None]], *, max_bytes: int = 1 << 30) -> None:
@@ -83,8 +93,8 @@ class Scenario:
     @asynccontextmanager
     async def _open(self, max_bytes: int) -> AsyncIterator[Bench]:
         clock = Clock()
-        if self._server is not None:
-            async with _redis(self._server.url) as bench:
+        if self._url is not None:
+            async with _redis(self._url) as bench:
                 yield bench
             return
         store: LedgerStore = MemoryLedgerStore(max_bytes=max_bytes, max_age=AGE, clock=clock)
@@ -97,12 +107,12 @@ class Scenario:
 
 @asynccontextmanager
 async def _redis(url: str) -> AsyncIterator[Bench]:
-    async with Redis.from_url(url) as client:
+    async with connect(url, 30.0) as client:
         await client.flushall()
 
         async def advance(seconds: float) -> None:
             """Reduce the TTL of every key, because the clock of the server cannot be set."""
-            for key in await client.keys():
+            async for key in client.scan_iter():
                 left = await client.pttl(key)
                 if left >= 0:
                     await client.pexpire(key, max(0, left - round(seconds * 1000)))
@@ -237,10 +247,8 @@ def test_any_entry_round_trips(scenario: Scenario, entries: list[LedgerEntry]) -
         await asyncio.gather(*map(bench.store.put, entries))
         for entry in entries:
             assert await bench.store.get(entry.tenant, entry.id) == entry
-            assert (
-                entry.id
-                in (await bench.store.find_by_chain(entry.tenant, entry.chain, b"before")).ids
-            )
+            chains = (entry.chain, entry.chain_before)
+            assert entry.id in (await bench.store.find_by_chain(entry.tenant, *chains)).ids
             for call_id in entry.call_ids:
                 ids = await bench.store.find_by_call(entry.tenant, make_call_key(call_id))
                 assert (entry.id in ids) == bool(make_call_key(call_id))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
+from redis_cluster import RedisClusterServers
 from redis_server import RedisServer
 
 from dovetail.responses import store as response_store
@@ -27,6 +27,7 @@ from dovetail.responses.redis import RedisResponseBackend
 from dovetail.responses.sqlite import SqliteResponseBackend
 from dovetail.responses.store import ResponseStore
 from dovetail.storage.faults import StoreError
+from dovetail.storage.redis_client import connect
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 AGE = 1000.0
@@ -56,10 +57,10 @@ Scene = Callable[[Bench], Awaitable[None]]
 class Scenario:
     """Runs a coroutine function with a new store."""
 
-    def __init__(self, kind: str, folder: Path, server: RedisServer | None) -> None:
+    def __init__(self, kind: str, folder: Path, url: str | None) -> None:
         self.kind = kind
         self._folder = folder
-        self._server = server
+        self._url = url
         self._number = count()
 
     def run(self, scene: Scene, *, max_bytes: int = 1 << 30) -> None:
@@ -80,14 +81,14 @@ class Scenario:
             path = self._folder / f"{next(self._number)}.sqlite"
             yield Bench(SqliteResponseBackend(path, **bounds), clock.advance)
         else:
-            assert self._server is not None
-            async with Redis.from_url(self._server.url) as client:
+            assert self._url is not None
+            async with connect(self._url, 30.0) as client:
                 await client.flushall()
-                store = RedisResponseBackend(self._server.url, max_age=AGE, timeout=30.0)
+                store = RedisResponseBackend(self._url, max_age=AGE, timeout=30.0)
 
                 async def advance(seconds: float) -> None:
                     """Reduce the TTL of every key: the clock of the server cannot be set."""
-                    for key in await client.keys():
+                    async for key in client.scan_iter():
                         left = await client.pttl(key) - round(seconds * 1000)
                         await client.pexpire(key, max(0, left))
 
@@ -102,10 +103,19 @@ def server() -> Iterator[RedisServer]:
     running.remove()
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisClusterServers]:
+    running = RedisClusterServers()
+    running.start()
+    yield running
+    running.remove()
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Scenario:
-    kind = request.param
-    return Scenario(kind, tmp_path, request.getfixturevalue("server") if kind == "redis" else None)
+    fixture = {"redis": "server", "cluster": "cluster"}.get(request.param)
+    url = request.getfixturevalue(fixture).url if fixture is not None else None
+    return Scenario(request.param, tmp_path, url)
 
 
 def response(id: str, tenant: str = "t", **more: Any) -> StoredResponse:
@@ -201,7 +211,7 @@ def test_the_age_counts_from_the_last_use(scenario: Scenario) -> None:
 
 
 def test_size_is_limited_and_the_oldest_use_is_evicted(scenario: Scenario) -> None:
-    if scenario.kind == "redis":
+    if scenario.kind in ("redis", "cluster"):
         pytest.skip("the server bounds its memory")
     noise = os.urandom(20_000)
 

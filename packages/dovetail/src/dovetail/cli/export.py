@@ -50,7 +50,7 @@ def export(  # noqa: PLR0913 - each is a flag
         Path | None, typer.Option(help="Data folder of the server, which contains the ledger.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Storage of the ledger: sqlite, or a redis:// URL.")
+        str | None, typer.Option(help="Storage of the ledger: sqlite, or the URL of a Redis.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="The server's TOML settings file.")] = None,
 ) -> None:

@@ -27,6 +27,7 @@ LEASE_SECONDS = 2.0
 _RENEW_INTERVAL_SECONDS = 0.5
 _CANCEL_INTERVAL_SECONDS = 0.1
 _ABANDONED_SECONDS = 600.0  # an expired lease is removed after this time
+_KEY_GROUP = "lease"
 _MAX_SLOTS = 4096  # server processes per data folder
 
 
@@ -76,7 +77,7 @@ class RedisLease:
         "_lease_end",
         "_members_key",
         "_name",
-        "_run_id",
+        "_run_ids",
         "_run_key",
         "_slot",
         "_started_at",
@@ -88,22 +89,21 @@ class RedisLease:
     def __init__(
         self,
         client: RedisClient,
-        prefix: str,
         *,
         gap_ttl_ms: int,
         folder: Path | None,
         can_renew: Callable[[], bool],
     ) -> None:
         self._client = client
-        self._members_key = f"{prefix}:members"
-        self._gap_key = f"{prefix}:gap"
-        self._run_key = f"{prefix}:run"
+        self._members_key = client.make_common_key(_KEY_GROUP, "members")
+        self._gap_key = client.make_common_key(_KEY_GROUP, "gap")
+        self._run_key = client.make_common_key(_KEY_GROUP, "run")
         self._gap_ttl_ms = gap_ttl_ms
         self._can_renew = can_renew
         self._slot = ProcessSlot(folder) if folder is not None else None
         self._name = self._slot.name if self._slot is not None else secrets.token_hex(8)
         self._clock_offset: float | None = None  # server time minus monotonic time, at most
-        self._run_id: str | None = None  # of the Redis server
+        self._run_ids: frozenset[str] | None = None  # of the Redis server, or of all primaries
         # Whether a turn was served that is not announced and never will be.
         self.has_lost_turns = self.gap_file is not None and self.gap_file.read() != GapFile.NO_GAP
         self.is_acquired = False  # whether the other servers know of this process
@@ -151,21 +151,28 @@ class RedisLease:
 
     def add_check(self, pipe: Any) -> None:
         """Add the commands of `is_exhaustive` to a pipeline, before those of the lookup."""
-        pipe.time()
-        pipe.info("server")
+        self._client.add_command(pipe, "time", **self._client.target_node(self._members_key))
         pipe.hgetall(self._members_key)
-        pipe.mget(self._gap_key, self._run_key)
+        pipe.get(self._gap_key)
+        pipe.get(self._run_key)
 
-    def is_exhaustive(self, replies: list[Any]) -> bool:
-        """Return whether all servers announce their turns, and Redis has lost none of them."""
-        now, info, members, (gap, run) = replies
+    def is_exhaustive(self, replies: list[Any], info: dict[str, Any]) -> bool:
+        """Return whether all servers announce their turns, and Redis has lost none of them.
+
+        `info`: the section "server" of the node that executed the lookup, right before it.
+        """
+        now, members, gap, run = replies
+        run_id = _run_id(info)
         return (
             gap is None
             and all(float(end) >= _to_seconds(now) for end in members.values())
-            and run is not None
-            and run.decode() == _run_id(info)
-            and self._run_id in (None, _run_id(info))
+            and run_id in _split_run_ids(run)
+            and (self._run_ids is None or run_id in self._run_ids)
         )
+
+    def estimate_server_time(self) -> float:
+        """Estimate the time of the Redis server, which is the same clock for all frontends."""
+        return time.time() if self._clock_offset is None else time.monotonic() + self._clock_offset
 
     async def _keep_renewing(self) -> None:
         while True:
@@ -181,12 +188,13 @@ class RedisLease:
             await self._report_gap()
             self.has_lost_turns = False
         if self._clock_offset is None:
-            self._set_clock(await self._client.redis.time())
+            node = self._client.target_node(self._members_key)
+            self._set_clock(await self._client.redis.time(**node))
         self._lease_end = time.monotonic() + (self._clock_offset or 0.0) + LEASE_SECONDS
-        async with self._client.redis.pipeline(transaction=True) as pipe:
+        async with self._client.pipeline() as pipe:
             pipe.hset(self._members_key, self._name, repr(self._lease_end))
             pipe.hgetall(self._members_key)
-            pipe.time()
+            self._client.add_command(pipe, "time", **self._client.target_node(self._members_key))
             _, members, now = await pipe.execute()
         self._set_clock(now)
         self.is_acquired = True
@@ -202,34 +210,43 @@ class RedisLease:
                 await self._client.redis.hdel(self._members_key, name)
 
     async def _check_server(self) -> None:
-        """Report a gap if the server may have lost data: it was restarted, or evicts keys."""
+        """Report a gap if the server may have lost data: it was restarted, or evicts keys.
+
+        In a cluster this applies to every primary: a replica that replaced one may lack the last
+        writes. A primary that was added lost nothing: its slots are moved there with their keys.
+        """
+        primaries = self._client.target_primaries()
         async with self._client.redis.pipeline(transaction=False) as pipe:
-            pipe.info("server")
-            pipe.info("stats")
             pipe.get(self._run_key)
             pipe.hexists(self._members_key, self._name)
-            server, stats, known, has_lease = await pipe.execute()
-        run_id = _run_id(server)
-        stored = known.decode() if known is not None else None
+            for primary in primaries:
+                self._client.add_command(pipe, "info", "server", **primary)
+                self._client.add_command(pipe, "info", "stats", **primary)
+            known, has_lease, *infos = await pipe.execute()
+        run_ids = frozenset(map(_run_id, infos[::2]))
+        stored = _split_run_ids(known)
         if (
-            self._run_id not in (None, run_id)
-            or stored not in (None, run_id)
-            or not self._is_bound_to(run_id)
+            not run_ids.issuperset(stored | (self._run_ids or frozenset()))
+            or not self._is_bound_to(run_ids)
             or (has_lease and self._has_lost_gap_file())
-            or _has_evicted(stats)
+            or any(map(_has_evicted, infos[1::2]))
         ):
             await self._report_gap()
-        if stored != run_id:
-            await self._client.redis.set(self._run_key, run_id)
-        if self._run_id != run_id and self.gap_file is not None:
-            self.gap_file.bind(_digest(run_id), is_new=True, now=self.gap_file.read())
-        self._run_id = run_id
+        if stored != run_ids:
+            await self._client.redis.set(self._run_key, _join_run_ids(run_ids))
+        if self._run_ids != run_ids and self.gap_file is not None:
+            self.gap_file.bind(_digest(run_ids), is_new=True, now=self.gap_file.read())
+        self._run_ids = run_ids
 
-    def _is_bound_to(self, run_id: str) -> bool:
-        """Return whether the last process of this slot used the same run of the server, or none."""
-        return self.gap_file is None or self.gap_file.identity in (
-            _digest(run_id),
-            bytes(IDENTITY_BYTES),
+    def _is_bound_to(self, run_ids: frozenset[str]) -> bool:
+        """Return whether the last process of this slot used the same run of the server, or none.
+
+        A process knows by itself that a primary was added since it was bound.
+        """
+        return (
+            self.gap_file is None
+            or self._run_ids is not None
+            or self.gap_file.identity in (_digest(run_ids), bytes(IDENTITY_BYTES))
         )
 
     def _has_lost_gap_file(self) -> bool:
@@ -249,8 +266,16 @@ def _to_seconds(server_time: tuple[int, int]) -> float:
     return seconds + microseconds / 1e6
 
 
-def _digest(run_id: str) -> bytes:
-    return hashlib.sha256(run_id.encode()).digest()[:IDENTITY_BYTES]
+def _digest(run_ids: frozenset[str]) -> bytes:
+    return hashlib.sha256(_join_run_ids(run_ids).encode()).digest()[:IDENTITY_BYTES]
+
+
+def _join_run_ids(run_ids: frozenset[str]) -> str:
+    return "\n".join(sorted(run_ids))
+
+
+def _split_run_ids(stored: bytes | None) -> frozenset[str]:
+    return frozenset(() if stored is None else stored.decode().split("\n"))
 
 
 def _has_evicted(stats: dict[str, Any]) -> bool:

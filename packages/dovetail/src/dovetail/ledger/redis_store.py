@@ -6,14 +6,14 @@ the others would not, and each would build a different prompt for the same conve
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from dovetail.ledger.cache import estimate_entry_bytes
 from dovetail.ledger.entry import LedgerEntry
+from dovetail.ledger.redis_keys import LedgerKeys
 from dovetail.ledger.redis_lease import RedisLease
 from dovetail.ledger.store import (
     MAX_AGE_SECONDS,
@@ -50,12 +50,17 @@ class RedisLedgerStore:
     """A store shared over the network.
 
     An entry is a Redis hash with its body and the keys of the indexes that contain it, which
-    expire with it. An index is a sorted set of entry ids. Another sorted set holds the session
-    names of a tenant, ordered by their last turns. All keys of a tenant map to one cluster slot.
+    expire with it. An index is a sorted set of entry ids, ordered by the time of the Redis server.
+    Another sorted set holds the session names of a tenant, ordered by their last turns.
+
+    No operation relies on a transaction, which a cluster does not have over several nodes: see
+    `_put` and `_find_by_chain`.
     """
 
     __slots__ = (
         "_client",
+        "_keys",
+        "_last_order",
         "_lease",
         "_pending",
         "_prefix",
@@ -77,6 +82,7 @@ class RedisLedgerStore:
     ) -> None:
         self._client = RedisClient(url, name="ledger", prefix=prefix, timeout=timeout, clock=clock)
         self._redis = self._client.redis
+        self._keys = LedgerKeys(self._client)
         self._prefix = prefix
         self._ttl_ms = max(1, round(max_age * 1000))
         self._pending: LruCache[tuple[str, str], LedgerEntry] = LruCache(
@@ -84,11 +90,11 @@ class RedisLedgerStore:
             size_of=estimate_entry_bytes,
             on_evict=lambda key, entry: self.faults.record_loss(),
         )
+        self._last_order = 0.0
         self._retry_task: asyncio.Task[None] | None = None
         self._unannounced = UnannouncedTurns(self._announce, self.close_turn)
         self._lease = RedisLease(
             self._client,
-            prefix,
             gap_ttl_ms=self._ttl_ms,
             folder=folder,
             can_renew=lambda: not self._pending and not self._unannounced,
@@ -110,27 +116,27 @@ class RedisLedgerStore:
 
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
-        key = self._client.make_key(tenant, "entry", id)
+        key = self._keys.entry(tenant, id)
         body = await self._client.call(lambda: self._redis.hget(key, "body"))
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
     async def find_by_call(self, tenant: str, call_key: str) -> tuple[str, ...]:
         """Return the ids of the entries that made this call, newest first."""
-        return await self._newest_ids(self._client.make_key(tenant, "call", call_key))
+        return await self._newest_ids(self._keys.call(tenant, call_key))
 
     async def find_by_chain(self, tenant: str, chain: bytes, chain_before: bytes) -> ChainLookup:
         """Return the turns that have, or may have, this chain.
 
         Ids remain in the index of a chain long after their entries have expired.
         """
-        index = self._client.make_key(tenant, "chain", chain.hex())
-        opened = self._open_key(tenant, chain_before)
+        index = self._keys.chain(tenant, chain, chain_before)
+        opened = self._keys.open(tenant, chain_before)
         return _require_reply(await self._client.call(lambda: self._find_by_chain(index, opened)))
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the ids of the entries of this session, oldest first. Some may have expired."""
-        key = self._session_key(tenant, session)
+        key = self._keys.session(tenant, session)
         ids = await self._client.call(
             lambda: self._redis.zrange(key, 0, -1), timeout_seconds=_LIST_TIMEOUT_SECONDS
         )
@@ -152,7 +158,7 @@ class RedisLedgerStore:
     async def close_turn(self, turn: OpenTurn) -> None:
         """Withdraw an announced turn."""
         self._unannounced.discard(turn.id)
-        key = self._open_key(turn.tenant, turn.chain_before)
+        key = self._keys.open(turn.tenant, turn.chain_before)
         await self._client.call(lambda: self._redis.hdel(key, turn.id))
 
     @property
@@ -182,7 +188,7 @@ class RedisLedgerStore:
 
     async def touch(self, tenant: str, ids: Iterable[str]) -> None:
         """Mark entries and the indexes that contain them as used."""
-        keys = [self._client.make_key(tenant, "entry", id) for id in ids]
+        keys = [self._keys.entry(tenant, id) for id in ids]
         if keys:
             await self._client.call(lambda: self._touch(keys))
 
@@ -246,51 +252,43 @@ class RedisLedgerStore:
         ids = await self._client.call(lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1))
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
-    def _open_key(self, tenant: str, chain_before: bytes) -> str:
-        """Return the key of the open turns after this chain: a hash of their ids and sessions."""
-        return self._client.make_key(tenant, "open", chain_before.hex())
-
     async def _open_turn(self, turn: OpenTurn) -> bool:
-        key = self._open_key(turn.tenant, turn.chain_before)
-        async with self._redis.pipeline(transaction=True) as pipe:
+        key = self._keys.open(turn.tenant, turn.chain_before)
+        async with self._client.pipeline() as pipe:
             pipe.hset(key, turn.id, turn.session)
             pipe.pexpire(key, self._ttl_ms * _INDEX_AGE_FACTOR)
             await pipe.execute()
         return True
 
     async def _find_by_chain(self, index: str, opened: str) -> ChainLookup:
-        # In this order: a turn that is announced after the check has not been seen by any client.
+        # In this order: a turn that is announced after the check has not been seen by any client,
+        # and a turn that is closed after the open turns were read is in the index by then.
         async with self._redis.pipeline(transaction=False) as pipe:
             self._lease.add_check(pipe)
-            pipe.zrevrange(index, 0, MAX_LOOKUP_IDS - 1)
+            checked = await pipe.execute() if self._client.is_cluster else []
+            self._client.add_command(pipe, "info", "server", **self._client.target_node(index))
             pipe.hscan(opened, 0, count=MAX_LOOKUP_MARKS)
-            *checked, ids, (cursor, open_turns) = await pipe.execute()
+            pipe.zrevrange(index, 0, MAX_LOOKUP_IDS - 1)
+            *more, info, (cursor, open_turns), ids = await pipe.execute()
         marks = [TurnMark(id.decode(), session.decode()) for id, session in open_turns.items()]
         if cursor:  # there are more, of any session
             marks.insert(0, TurnMark("", ""))
         return ChainLookup(
             tuple(id.decode() for id in ids),
             tuple(marks[:MAX_LOOKUP_MARKS]),
-            self._lease.is_exhaustive(checked),
-        )
-
-    def _session_key(self, tenant: str, session: str) -> str:
-        """Return the key of a session. The name is hashed because the client chooses it."""
-        return self._client.make_key(
-            tenant, "session", hashlib.sha256(session.encode()).hexdigest()
+            self._lease.is_exhaustive([*checked, *more], info),
         )
 
     async def _list_sessions(self, tenant: str) -> tuple[SessionStats, ...]:
-        listed = await self._redis.zrevrange(
-            self._client.make_key(tenant, "sessions", ""),
-            0,
-            MAX_LISTED_SESSIONS - 1,
-            withscores=True,
-        )
-        names = [(name.decode(), used) for name, used in cast("list[tuple[bytes, float]]", listed)]
         async with self._redis.pipeline(transaction=False) as pipe:
+            for key in self._keys.session_lists(tenant):
+                pipe.zrevrange(key, 0, MAX_LISTED_SESSIONS - 1, withscores=True)
+            lists = await pipe.execute()
+            listed = cast("list[tuple[bytes, float]]", [one for part in lists for one in part])
+            listed = sorted(listed, key=lambda one: one[1], reverse=True)[:MAX_LISTED_SESSIONS]
+            names = [(name.decode(), used) for name, used in listed]
             for name, _ in names:
-                pipe.zcard(self._session_key(tenant, name))
+                pipe.zcard(self._keys.session(tenant, name))
             counts = await pipe.execute()
         return tuple(
             SessionStats(name, turns, used)
@@ -299,34 +297,52 @@ class RedisLedgerStore:
         )
 
     async def _put(self, entry: LedgerEntry) -> bool:
-        key = self._client.make_key(entry.tenant, "entry", entry.id)
-        indexes = [
-            self._client.make_key(entry.tenant, "call", name) for name in make_call_keys(entry)
-        ]
-        indexes.append(self._client.make_key(entry.tenant, "chain", entry.chain.hex()))
-        max_ids_by_index = dict.fromkeys(indexes, MAX_LOOKUP_IDS)
+        """Store an entry: its body, then its indexes. The turn is open until all are stored.
+
+        A lookup that finds the id of an entry finds its body, too, and one that finds the turn
+        closed finds it in the index of its chain. If this is interrupted, it is repeated.
+        """
+        names = make_call_keys(entry)
+        chain = self._keys.chain(entry.tenant, entry.chain, entry.chain_before)
+        max_ids = {
+            **{self._keys.call(entry.tenant, name): MAX_LOOKUP_IDS for name in names},
+            chain: MAX_LOOKUP_IDS,
+        }
         if entry.session:
-            max_ids_by_index[self._session_key(entry.tenant, entry.session)] = MAX_SESSION_TURNS
-        order = await self._redis.incr(self._client.make_key(entry.tenant, "order", ""))
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(
-                key, mapping={"body": encode_entry(entry), "indexes": "\n".join(max_ids_by_index)}
-            )
+            max_ids[self._keys.session(entry.tenant, entry.session)] = MAX_SESSION_TURNS
+        order = self._next_order()
+        async with self._client.pipeline() as pipe:
+            key = self._keys.entry(entry.tenant, entry.id)
+            pipe.hset(key, mapping={"body": encode_entry(entry), "indexes": "\n".join(max_ids)})
             pipe.pexpire(key, self._ttl_ms)
-            for index, max_ids in max_ids_by_index.items():
-                pipe.zadd(index, {entry.id: order}, nx=True)
-                pipe.zremrangebyrank(index, 0, -max_ids - 1)
-                pipe.pexpire(index, self._index_ttl_ms(index))
-            if closes_turn(entry):
-                pipe.hdel(self._open_key(entry.tenant, entry.chain_before), entry.id)
+            if self._client.is_cluster:  # other nodes execute the following in parallel
+                await pipe.execute()
+            for index in max_ids.keys() - {chain}:
+                self._add_to_index(pipe, index, entry.id, order, max_ids[index])
             if entry.session:
-                listed, now = self._client.make_key(entry.tenant, "sessions", ""), time.time()
-                pipe.zadd(listed, {entry.session: now})
-                pipe.zremrangebyscore(listed, 0, now - self._ttl_ms / 1000)
-                pipe.zremrangebyrank(listed, 0, -MAX_LISTED_SESSIONS - 1)
-                pipe.pexpire(listed, self._ttl_ms)
+                self._list_session(pipe, entry)
+            self._add_to_index(pipe, chain, entry.id, order, max_ids[chain])
+            if closes_turn(entry):
+                pipe.hdel(self._keys.open(entry.tenant, entry.chain_before), entry.id)
             await pipe.execute()
         return True
+
+    def _next_order(self) -> float:
+        """Return the score of a new entry: higher than all earlier ones of this process."""
+        self._last_order = max(self._lease.estimate_server_time(), self._last_order + 1e-6)
+        return self._last_order
+
+    def _add_to_index(self, pipe: Any, index: str, id: str, order: float, max_ids: int) -> None:
+        pipe.zadd(index, {id: order}, nx=True)
+        pipe.zremrangebyrank(index, 0, -max_ids - 1)
+        pipe.pexpire(index, self._index_ttl_ms(index))
+
+    def _list_session(self, pipe: Any, entry: LedgerEntry) -> None:
+        listed, now = self._keys.session_list(entry.tenant, entry.session), time.time()
+        pipe.zadd(listed, {entry.session: now})
+        pipe.zremrangebyscore(listed, 0, now - self._ttl_ms / 1000)
+        pipe.zremrangebyrank(listed, 0, -MAX_LISTED_SESSIONS - 1)
+        pipe.pexpire(listed, self._ttl_ms)
 
     async def _touch(self, keys: list[str]) -> None:
         async with self._redis.pipeline(transaction=False) as pipe:

@@ -4,10 +4,9 @@ Responses expire by age; the Redis server limits the memory. While Redis is unav
 are not found and new ones are not stored; a short timeout limits the delay of requests.
 """
 
+import hashlib
 import time
 from collections.abc import Sequence
-
-from redis.exceptions import WatchError
 
 from dovetail.responses.backend import (
     DEFAULT_MAX_AGE_SECONDS,
@@ -22,9 +21,18 @@ from dovetail.storage.redis_client import RedisClient
 
 _SCAN_COUNT = 1000  # keys per SCAN step
 
+#: Replaces a value if its digest is still the one of the value that was read. Unlike WATCH, it
+#: needs no connection of its own, and runs in a cluster.
+_REPLACE_SCRIPT = """
+local stored = redis.call('GET', KEYS[1])
+if not stored or redis.sha1hex(stored) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+
 
 class RedisResponseBackend:
-    """A backend shared over the network. All keys of a tenant map to one cluster slot."""
+    """A backend shared over the network. No operation needs two keys to have the same slot."""
 
     __slots__ = ("_client", "_prefix", "_redis", "_ttl_ms")
 
@@ -73,18 +81,13 @@ class RedisResponseBackend:
         key, body = self._key(old.tenant, old.id), encode_response(new)
 
         async def replace() -> bool:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                await pipe.watch(key)
-                stored = await pipe.get(key)
-                if not isinstance(stored, bytes) or decode_response(stored) != old:
-                    return False
-                pipe.multi()  # type: ignore[no-untyped-call]
-                pipe.set(key, body, px=self._ttl_ms)
-                try:
-                    await pipe.execute()
-                except WatchError:  # replaced since it was read
-                    return False
-                return True
+            stored = await self._redis.get(key)
+            if not isinstance(stored, bytes) or decode_response(stored) != old:
+                return False
+            digest = hashlib.sha1(stored, usedforsecurity=False).hexdigest()
+            return bool(
+                await self._redis.eval(_REPLACE_SCRIPT, 1, key, digest, body, str(self._ttl_ms))
+            )
 
         swapped = await self._client.call(replace)
         if swapped is None:

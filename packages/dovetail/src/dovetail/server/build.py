@@ -60,6 +60,7 @@ from dovetail_model import DovetailError, Sampling
 
 LEDGER_FILE = "turns.sqlite"  # in the data folder
 RESPONSES_FILE = "responses.sqlite"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
 def open_ledger(config: Config, folder: Path, *, serves: bool = True) -> Ledger:
@@ -123,13 +124,15 @@ def _open_ledger_store(name: str, folder: Path, *, serves: bool) -> LedgerStore:
         return MemoryLedgerStore(exhaustive=False, clock=ExpiryClock())
     if name == "sqlite":
         return SqliteLedgerStore(folder / LEDGER_FILE, expiry_clock=ExpiryClock())
-    if name.startswith(("redis://", "rediss://", "unix://")):
+    if name.startswith(REDIS_SCHEMES):
         if find_spec("redis") is None:
             raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
         from dovetail.ledger.redis_store import RedisLedgerStore
 
         return RedisLedgerStore(name, folder=folder if serves else None)
-    raise ValueError(f"--store must be sqlite, memory or a redis:// URL, got {name}")
+    raise ValueError(
+        f"--store must be sqlite, memory, or a redis:// or redis+cluster:// URL, got {name}"
+    )
 
 
 #: Claude Code requests other models in addition to the configured one, such as its small model.

@@ -225,7 +225,9 @@ class Config:
         "Directory for model weights, keys and the ledger (default: the variable DOVETAIL_HOME, "
         "otherwise ~/.local/share/dovetail).",
     )
-    store: str = _setting("sqlite", "Storage of the ledger: sqlite, memory, or a redis:// URL.")
+    store: str = _setting(
+        "sqlite", "Storage of the ledger: sqlite, memory, or a redis:// or redis+cluster:// URL."
+    )
     seal_key_file: Path | None = _setting(
         None,
         "File with the keys that seal turns, one per line. By default a key is created in the "

@@ -1,16 +1,18 @@
-"""A Redis client that fails fast while the server is unavailable."""
+"""A client of a Redis server or a Redis Cluster that fails fast while it is unavailable."""
 
 import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, RedisClusterException, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from dovetail.storage.faults import StoreFaults
@@ -19,11 +21,32 @@ _TIMEOUT_SECONDS = 0.5  # per operation
 _BACKOFF_SECONDS = 1.0  # no connection attempts for this long after a failure
 _RECENT_FAILURE_SECONDS = 60.0  # other processes may still be retrying writes that failed
 
+_MAX_CONNECTIONS = 10_000  # per node; a burst of requests must not fail because of the pool
+_DEFAULT_PORT = 6379
+
+#: Schemes of the URLs of a store. Those of a cluster list one or more of its nodes.
+SERVER_SCHEMES = ("redis://", "rediss://", "unix://")
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
+
+_UNAVAILABLE = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    ClusterDownError,  # a primary failed, and no replica has replaced it yet
+    RedisClusterException,  # no node of the cluster responds
+    TimeoutError,
+    OSError,
+)
+
 _T = TypeVar("_T")
 
 
 class RedisClient:
-    """The Redis connection of one store. `name` identifies the store in `faults`."""
+    """The Redis connection of one store. `name` identifies the store in `faults`.
+
+    `is_cluster`: the URL names a Redis Cluster. Keys that an operation uses together have the same
+    tag there and thereby the same slot. Its pipelines are not atomic: the commands for one node are
+    executed in order, but others may run in between.
+    """
 
     __slots__ = (
         "_clock",
@@ -32,6 +55,7 @@ class RedisClient:
         "_retry_at",
         "_timeout",
         "faults",
+        "is_cluster",
         "redis",
     )
 
@@ -45,13 +69,8 @@ class RedisClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeout = _TIMEOUT_SECONDS if timeout is None else timeout
-        self.redis: Redis = Redis.from_url(
-            url,
-            socket_timeout=self._timeout,
-            socket_connect_timeout=self._timeout,
-            # Retry once immediately: a pooled connection may predate a restart of the server.
-            retry=Retry(NoBackoff(), 1),
-        )
+        self.is_cluster = is_cluster_url(url)
+        self.redis = connect(url, self._timeout)
         self._prefix = prefix
         self._clock = clock
         self._retry_at = 0.0
@@ -66,10 +85,41 @@ class RedisClient:
             and self._clock() - self._failed_at < _RECENT_FAILURE_SECONDS
         )
 
-    def make_key(self, tenant: str, kind: str, name: str) -> str:
-        """Build a key with the hashed tenant. The braces map a tenant to one cluster slot."""
+    def make_key(self, tenant: str, kind: str, name: str, tag: str | None = None) -> str:
+        """Build a key with the hashed tenant.
+
+        In a cluster, keys of a tenant with the same tag have the same slot. The default is the
+        name, so that the keys of one tenant are spread over all nodes.
+        """
         owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        if self.is_cluster:
+            owner = f"{owner}:{name if tag is None else tag}"
         return f"{self._prefix}:{{{owner}}}:{kind}:{name}"
+
+    def make_common_key(self, group: str, name: str) -> str:
+        """Build a key that all tenants share. Keys of one group have the same slot."""
+        return f"{self._prefix}:{{{group}}}:{name}" if self.is_cluster else f"{self._prefix}:{name}"
+
+    def pipeline(self) -> Any:
+        """Create a pipeline: a transaction, except in a cluster."""
+        return self.redis.pipeline(transaction=not self.is_cluster)
+
+    def target_node(self, key: str) -> dict[str, Any]:
+        """Return the arguments that send a command without a key to the node of `key`."""
+        return {"target_nodes": self.redis.get_node_from_key(key)} if self.is_cluster else {}
+
+    def target_primaries(self) -> list[dict[str, Any]]:
+        """Return the arguments of `target_node` for each primary."""
+        if not self.is_cluster:
+            return [{}]
+        return [{"target_nodes": node} for node in self.redis.get_primaries()]
+
+    def add_command(self, pipe: Any, name: str, *args: str, **target: Any) -> None:
+        """Add a command without a key to a pipeline, for the node of `target_node`."""
+        if self.is_cluster:  # the library has no method for it, because it knows no node
+            pipe.execute_command(name.upper(), *args, **target)
+        else:
+            getattr(pipe, name)(*args)
 
     async def call(
         self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float | None = None
@@ -80,8 +130,10 @@ class RedisClient:
             return None
         try:
             async with asyncio.timeout(timeout_seconds or self._timeout):
+                if self.is_cluster:
+                    await self.redis.initialize()  # reads the topology, unless it is known
                 result = await operation()
-        except (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError) as error:
+        except _UNAVAILABLE as error:
             self._retry_at = self._clock() + _BACKOFF_SECONDS
             self._fail(error)
         except RedisError as error:  # reachable but rejected: out of memory, read only
@@ -102,3 +154,38 @@ class RedisClient:
     def _fail(self, error: Exception | None, *, unavailable: bool = True) -> None:
         self._failed_at = self._clock()
         self.faults.record_failure(error, unavailable=unavailable)
+
+
+def is_cluster_url(url: str) -> bool:
+    """Return whether the URL names a Redis Cluster."""
+    return url.startswith(CLUSTER_SCHEMES)
+
+
+def connect(url: str, timeout: float) -> Any:
+    """Create the client. The types of the two clients in the library have no common base."""
+    options = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "max_connections": _MAX_CONNECTIONS,
+        # Retry once immediately: a pooled connection may predate a restart of the server.
+        "retry": Retry(NoBackoff(), 1),
+    }
+    if not is_cluster_url(url):
+        return Redis.from_url(url, **options)
+    first, nodes = _split_cluster_url(url)
+    return RedisCluster.from_url(first, startup_nodes=nodes, **options)
+
+
+def _split_cluster_url(url: str) -> tuple[str, list[ClusterNode]]:
+    """Return the URL of the first listed node, with the credentials, and all listed nodes."""
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    scheme = parts.scheme.removesuffix("+cluster")
+    urls = [
+        urlunsplit((scheme, f"{user}{at}{host}", parts.path, parts.query, ""))
+        for host in hosts.split(",")
+    ]
+    nodes = [
+        ClusterNode(one.hostname or "", one.port or _DEFAULT_PORT) for one in map(urlsplit, urls)
+    ]
+    return urls[0], nodes
