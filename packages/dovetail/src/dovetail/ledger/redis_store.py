@@ -317,8 +317,9 @@ class RedisLedgerStore:
             pipe.pexpire(key, self._ttl_ms)
             if self._client.is_cluster:  # other nodes execute the following in parallel
                 await pipe.execute()
-            for index in max_ids.keys() - {chain}:
-                self._add_to_index(pipe, index, entry.id, order, max_ids[index])
+            for index, maximum in max_ids.items():
+                if index != chain:
+                    self._add_to_index(pipe, index, entry.id, order, maximum)
             if entry.session:
                 self._list_session(pipe, entry)
             self._add_to_index(pipe, chain, entry.id, order, max_ids[chain])
