@@ -158,7 +158,7 @@ class EndsFirst:
         self._others = others
         self._gate = gate
         self._maker = maker
-        self.follow, self.forget = others.follow, others.forget
+        self.follow, self.forget, self.publish = others.follow, others.forget, others.publish
 
     async def cancel(self, key: tuple[str, str]) -> bool:
         self._gate.opened.set()

@@ -14,7 +14,8 @@ from dovetail.http.options import BackgroundOptions, HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.responses.memory import MemoryResponseBackend
 from dovetail.responses.store import ResponseStore
-from dovetail.server.peer_responses import MAX_FOLLOWED_STREAMS, join_peers
+from dovetail.server.follower_limit import MAX_FOLLOWED_STREAMS
+from dovetail.server.peer_responses import join_peers
 
 
 class Gate:

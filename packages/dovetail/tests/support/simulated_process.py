@@ -37,7 +37,7 @@ class Process:
         """Whether the process has noticed the last restart of Redis."""
         if isinstance(self.store, SqliteLedgerStore):
             return True
-        return self.store._lease._run_id == self._storage.server.run_id
+        return self.store._lease._run_ids == frozenset([self._storage.server.run_id])
 
     def add_turn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run a turn, or a part of one, until the process crashes."""

@@ -20,7 +20,7 @@ from dovetail.models.weights import DEFAULT_MODEL
 from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.server.build import SETUP_ERRORS, build_service
+from dovetail.server.build import REDIS_SCHEMES, SETUP_ERRORS, build_service
 from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.process import notify
 from dovetail.server.supervisor import reload_on_change
@@ -70,7 +70,11 @@ def serve_in_process(
     )
 
     async def run() -> None:
-        async with reload_on_change(frontend.options.keys, frontend.certificate), lifespan(app):
+        async with (
+            reload_on_change(frontend.options.keys, frontend.certificate),
+            lifespan(app),
+            _join_frontends(app, config),
+        ):
             task = asyncio.create_task(run_server(server, [frontend.listener]))
             if await wait_until_started(server, task):
                 freeze_gc()
@@ -84,6 +88,15 @@ def serve_in_process(
             "serve",
             app.startup_error or "the server could not start; see the error above",
         )
+
+
+def _join_frontends(app: App, config: Config) -> AbstractAsyncContextManager[None]:
+    """Connect the application to the other frontends that share its Redis, if any."""
+    if not config.store.startswith(REDIS_SCHEMES):
+        return nullcontext()
+    from dovetail.server.redis_peers import join_redis_peers
+
+    return join_redis_peers(app, config.store)
 
 
 def resolve_port(config: Config) -> int:

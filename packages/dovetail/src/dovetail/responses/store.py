@@ -33,6 +33,7 @@ STORE_TIMEOUT_SECONDS = 2.0  # how long the end of a response waits for the back
 _DEFAULT_CACHE_BYTES = 64 << 20
 _MAX_CONCURRENT_READS = 8  # a decompressed response can be many times its size on disk
 _MAX_TOUCHED = 16384  # responses whose last touch is tracked
+_MAX_RUNS = 16384  # background responses that are tracked; more than a process runs
 CHAIN_LINK_BYTES = 256  # counted per response, to limit the length of a chain
 _VALID_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
@@ -54,6 +55,7 @@ class ResponseStore:
         "_cache",
         "_cache_bytes",
         "_clock",
+        "_created_runs",
         "_read_slots",
         "_touched",
         "_write_timeout_seconds",
@@ -82,6 +84,8 @@ class ResponseStore:
         self._writes: WriteQueue[StoredResponse] = WriteQueue(
             self._write, size_of=response_size, faults=backend.faults
         )
+        # Background responses that this process runs and has stored.
+        self._created_runs: LruCache[tuple[str, str], bool] = LruCache(_MAX_RUNS)
         # The time at which the chain of a response was last touched.
         self._touched: LruCache[tuple[str, str], float] = LruCache(_MAX_TOUCHED)
         self._read_slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
@@ -294,7 +298,32 @@ class ResponseStore:
         self._touched.put((tenant, last.id), touched_at)
 
     async def _write(self, response: StoredResponse) -> None:
+        key, lost = (response.tenant, response.id), self.faults.lost
+        if self._created_runs.peek(key):
+            if not response.running:
+                self._created_runs.pop(key)
+            await self._write_run(response)
+            return
         await self._backend.put(response)
+        is_run = self.shared and response.background and response.running
+        if is_run and self.faults.lost == lost:
+            self._created_runs.put(key, True)
+
+    async def _write_run(self, response: StoredResponse) -> None:
+        """Write the newer state of a run, unless another process has ended or deleted it.
+
+        A client that was told that a response is cancelled or deleted must not see it again.
+        """
+        while True:
+            stored = await self._backend.get(response.tenant, response.id)
+            if stored is None or not stored.running:
+                break
+            if await self._backend.swap(stored, response):
+                return
+        if stored is None:
+            self._cache.remove(response.tenant, response.id)
+        else:
+            self._cache.put(stored)
 
     async def _query(self, operation: Awaitable[_T]) -> _T | None:
         try:

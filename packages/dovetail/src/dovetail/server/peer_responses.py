@@ -1,14 +1,13 @@
 """Requests between the worker processes of a server about responses and ended sessions."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from dovetail.http.app import App
-from dovetail.http.responses.background import RETRY_AFTER_SECONDS
-from dovetail.http.responses.run import ResponseKey, read_chunks
+from dovetail.http.responses.run import FrameLog, ResponseKey, read_chunks
+from dovetail.server.follower_limit import MAX_FOLLOWED_STREAMS, FollowerLimit
 from dovetail.server.worker_peers import (
     PeerDisconnected,
     PeerRequest,
@@ -16,10 +15,8 @@ from dovetail.server.worker_peers import (
     WorkerPeers,
     await_first_frame,
 )
-from dovetail_model import Identity, RateLimited
+from dovetail_model import Identity
 
-MAX_FOLLOWED_STREAMS = 256  # streams of other workers that one process relays
-MAX_FOLLOWED_PER_TENANT = 64
 MAX_PENDING_RELEASES = 256  # further sessions are released when their space is needed
 CANCEL_TIMEOUT_SECONDS = 30.0  # until a cancelled run has ended
 
@@ -74,20 +71,11 @@ class _PeerResponses:
 
     def __init__(self, peers: WorkerPeers, max_followed_streams: int) -> None:
         self._peers = peers
-        self._max_followed_streams = max_followed_streams
-        self._followed_by_tenant: Counter[str] = Counter()
+        self._followers = FollowerLimit(max_followed_streams)
 
     async def follow(self, key: ResponseKey, after: int) -> AsyncGenerator[bytes] | None:
         """Return the stream of a response that another worker runs or recently ran."""
-        followed = self._followed_by_tenant
-        if (
-            followed.total() >= self._max_followed_streams
-            or followed[key[0]] >= MAX_FOLLOWED_PER_TENANT
-        ):
-            raise RateLimited(
-                "Too many background streams are being followed; retry later.",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+        self._followers.check(key[0])
         return await await_first_frame(self._stream(PeerRequest(FOLLOW, *key, after)))
 
     async def cancel(self, key: ResponseKey) -> bool:
@@ -107,18 +95,17 @@ class _PeerResponses:
         """Have all workers drop a deleted response, and wait until they have done so."""
         await self._peers.request_all(PeerRequest(FORGET, *key), CANCEL_TIMEOUT_SECONDS)
 
+    def publish(self, key: ResponseKey, frames: FrameLog) -> None:
+        """Do nothing: the other workers reach this process."""
+
     async def _stream(self, request: PeerRequest) -> AsyncGenerator[bytes]:
-        self._followed_by_tenant[request.tenant] += 1
-        try:
+        with self._followers.hold(request.tenant):
             if (frames := await self._peers.request_first(request)) is None:
                 return
             async with aclosing(frames):
                 yield b""
                 async for part in frames:
                     yield part
-        finally:
-            self._followed_by_tenant[request.tenant] -= 1
-            self._followed_by_tenant += Counter()  # drop zero counts
 
 
 class _PeerRequestHandlers:

@@ -163,7 +163,7 @@ def is_cluster_url(url: str) -> bool:
 
 def connect(url: str, timeout: float) -> Any:
     """Create the client. The types of the two clients in the library have no common base."""
-    options = {
+    options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         "max_connections": _MAX_CONNECTIONS,

@@ -31,6 +31,7 @@ from dovetail.net.exchange import ClientDisconnected
 from dovetail.pipeline.panics import convert_panics
 from dovetail.responses.backend import StoredResponse
 from dovetail.responses.store import ResponseStore
+from dovetail.storage.faults import StoreError
 from dovetail.storage.lru import LruCache
 from dovetail.telemetry.metrics import Metrics
 from dovetail_model import InternalError, InvalidRequest, RateLimited
@@ -38,6 +39,7 @@ from dovetail_protocols import RESPONSES, ResponsesEncoder, split_response
 
 RETRY_AFTER_SECONDS = 5.0
 
+_MAX_SWAPS = 8  # attempts to replace a response that another process may replace, too
 _STOPPED_MESSAGE = "The server stopped before the response was complete."
 
 BackgroundWork = Callable[[ApiExchange], Awaitable[None]]
@@ -90,6 +92,7 @@ class BackgroundResponses:
         tracker.detached = True
         run.task = asyncio.create_task(self._run(key, run, tracker, work(detached)))
         run.task.add_done_callback(_consume_exception)
+        self.peers.publish(key, run.frames)
         if self._store.shared:
             watcher = asyncio.create_task(self._poll_store(key, run))
             run.task.add_done_callback(lambda _: watcher.cancel())
@@ -135,25 +138,32 @@ class BackgroundResponses:
         if self._store.shared and time.time() - response.heartbeat_at < self._options.stale_seconds:
             return response
         error = {"code": "server_error", "message": _STOPPED_MESSAGE}
-        return self._save_status(response, "failed", error)
+        with suppress(StoreError):
+            return await self._end_elsewhere(latest, "failed", error)
+        return response
 
     async def cancel(self, response: StoredResponse) -> StoredResponse:
         """Cancel a run in any process. Returns its final state, as it may have finished before."""
         key = (response.tenant, response.id)
         ended = await self.stop(key) or await self.peers.cancel(key)
         latest = await self._store.get(*key)
-        if latest is None or ended or not latest.running:
-            return latest or response
-        # No process of this server runs it. Another server finds the cancellation in the store.
-        return self._save_status(latest, "cancelled", None)
+        if latest is None:  # deleted meanwhile, or never stored
+            return _with_status(response, "cancelled", None)
+        if ended or not latest.running:
+            return latest
+        # No process that responds runs it. Another one finds the cancellation in the store.
+        return await self._end_elsewhere(latest, "cancelled", None)
 
     def is_running(self, key: ResponseKey) -> bool:
         return key in self._running
 
     def find_running(self, key: ResponseKey) -> StoredResponse | None:
-        """Return a response that runs in this process, even if the store failed to save it."""
+        """Return a response that runs in this process if the store failed to save it.
+
+        If the store had it, it was deleted meanwhile, maybe by another process.
+        """
         run = self._running.get(key)
-        return None if run is None else run.response
+        return None if run is None or run.is_stored else run.response
 
     async def stop(self, key: ResponseKey) -> bool:
         """Cancel a run of this process and wait for its end. Returns False if there is none."""
@@ -227,29 +237,46 @@ class BackgroundResponses:
         """Poll the store for a cancellation by other processes, and save heartbeats for them."""
         last_heartbeat = time.time()
         await run.wait_persisted()
-        is_stored = await self._store.get(*key) is not None
-        while is_stored and not run.frames.ended:
+        run.is_stored = await self._store.get(*key) is not None
+        while run.is_stored and not run.frames.ended:
             await asyncio.sleep(self._options.poll_seconds)
             stored = await self._store.get(*key)
             if stored is None:
                 run.mark_deleted()
-            if stored is None or stored.status == "cancelled":
+            if stored is None or (not stored.running and run.is_running):
                 run.cancelled.set()
                 return
-            if time.time() - last_heartbeat > self._options.heartbeat_seconds:
+            is_new = stored.status == "queued" and bool(run.frames.chunks)
+            if is_new or time.time() - last_heartbeat > self._options.heartbeat_seconds:
                 last_heartbeat = time.time()
                 run.save_progress()
 
-    def _save_status(self, response: StoredResponse, status: str, error: object) -> StoredResponse:
-        """Store a new status for a response that does not run in this process."""
-        head, _ = split_response(response.head)
-        head |= {
-            "status": msgspec.Raw(msgspec.json.encode(status)),
-            "error": msgspec.Raw(msgspec.json.encode(error)),
-        }
-        updated = msgspec.structs.replace(response, status=status, head=msgspec.json.encode(head))
-        self._store.put(updated)
-        return updated
+    async def _end_elsewhere(
+        self, response: StoredResponse, status: str, error: object
+    ) -> StoredResponse:
+        """Store the end of a response that does not run in this process, unless it has ended.
+
+        Returns its final state. Raises StoreError if the store fails, or if its process replaces
+        the response again and again.
+        """
+        for _ in range(_MAX_SWAPS):
+            ended = _with_status(response, status, error)
+            if await self._store.swap(response, ended):
+                return ended
+            latest = await self._store.get(response.tenant, response.id)
+            if latest is None or not latest.running:
+                return latest or ended
+            response = latest
+        raise StoreError("The response is being changed; retry later.")
+
+
+def _with_status(response: StoredResponse, status: str, error: object) -> StoredResponse:
+    head, _ = split_response(response.head)
+    head |= {
+        "status": msgspec.Raw(msgspec.json.encode(status)),
+        "error": msgspec.Raw(msgspec.json.encode(error)),
+    }
+    return msgspec.structs.replace(response, status=status, head=msgspec.json.encode(head))
 
 
 def _consume_exception(task: "asyncio.Task[None]") -> None:

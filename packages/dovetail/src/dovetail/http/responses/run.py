@@ -71,7 +71,7 @@ class FrameLog:
 class BackgroundRun:
     """A response in progress. It takes the place of the client: it receives the response."""
 
-    __slots__ = ("_encoder", "_saver", "cancelled", "deleted", "frames", "task")
+    __slots__ = ("_encoder", "_saver", "cancelled", "deleted", "frames", "is_stored", "task")
 
     def __init__(self, saver: ResponseSaver, encoder: ResponsesEncoder) -> None:
         self._saver = saver
@@ -79,12 +79,18 @@ class BackgroundRun:
         self.frames = FrameLog()
         self.cancelled = asyncio.Event()
         self.deleted = False
+        self.is_stored = False  # whether the store was seen to have it
         self.task: asyncio.Task[None] | None = None
 
     @property
     def response(self) -> StoredResponse | None:
         """The response as last saved; None if it was deleted."""
         return None if self.deleted else self._saver.response
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the run has not saved its final state."""
+        return self._saver.response is not None and self._saver.response.running
 
     async def receive(self) -> Message:
         """Wait for the cancellation of the run, and report it as a disconnect."""
@@ -145,6 +151,9 @@ class ResponsePeers(Protocol):
     async def forget(self, key: ResponseKey) -> None:
         """Have all peers drop their data of a deleted response."""
 
+    def publish(self, key: ResponseKey, frames: FrameLog) -> None:
+        """Let peers that cannot reach this process read the stream of a run that starts here."""
+
 
 class NoResponsePeers:
     """The peers of a server with a single process: none."""
@@ -156,6 +165,9 @@ class NoResponsePeers:
         return False
 
     async def forget(self, key: ResponseKey) -> None:
+        return None
+
+    def publish(self, key: ResponseKey, frames: FrameLog) -> None:
         return None
 
 
@@ -170,7 +182,7 @@ async def read_chunks(frames: FrameLog, after: int = -1) -> AsyncGenerator[bytes
             await frames.wait()
             continue
         end = frames.batch_end(at)
-        body = b"".join(_frames_after(b"".join(frames.chunks[at:end]), after))
+        body = b"".join(frames_after(b"".join(frames.chunks[at:end]), after))
         at = end
         for start in range(0, len(body), CHUNK_BYTES):
             yield body[start : start + CHUNK_BYTES]
@@ -187,7 +199,7 @@ async def send_stream(exchange: ApiExchange, stream: AsyncGenerator[bytes]) -> N
     await exchange.end()
 
 
-def _frames_after(frames: bytes, after: int) -> list[bytes]:
+def frames_after(frames: bytes, after: int) -> list[bytes]:
     """Return the frames with a number higher than `after`. The frames are in order."""
     first = _SEQUENCE_NUMBER.search(frames)
     if after < 0 or (first is not None and int(first[1]) > after):
