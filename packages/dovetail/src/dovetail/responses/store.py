@@ -312,7 +312,7 @@ class ResponseStore:
     async def _write_run(self, response: StoredResponse) -> None:
         """Write the newer state of a run, unless another process has ended or deleted it.
 
-        A client that was told that a response is cancelled or deleted must not see it again.
+        A response that a client saw as cancelled or deleted must not return.
         """
         while True:
             stored = await self._backend.get(response.tenant, response.id)

@@ -1,6 +1,6 @@
 """Background responses of frontends that share only Redis.
 
-A message to all frontends (pub/sub) cancels or forgets a run, or releases a session. Messages can
+A message to all frontends (pub/sub) cancels or deletes a run, or releases a session. Messages can
 be lost: each frontend also polls the store for the runs that it executes. The frames of a run are
 copied to a Redis stream, so that clients can follow it on every frontend.
 """
@@ -109,7 +109,7 @@ class RedisPeers:
         """Cancel a run of another frontend. Returns whether it has stored its end."""
         receivers = await self._send(_CANCEL, *key)
         if receivers is None or (receivers <= 1 and not self._client.is_cluster):
-            return False  # nobody else; a node of a cluster knows only its own subscribers
+            return False  # no other frontend; in a cluster, a node knows only its own subscribers
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_SECONDS):
                 while True:
