@@ -65,7 +65,7 @@ test-transformers: .venv/.dev .cache/.tokenizers .cache/.torch  ## test the tran
 	DOVETAIL_TORCH_PYTHON=$(TORCH) $(PYTEST) -n auto --dist loadfile -rs -m transformers packages/dovetail/tests tests
 
 soak: .venv/.dev .cache/.tokenizers  ## run the long tests: 10,000 malformed requests, 20,000 streams, 500 turns, workers
-	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang and not browser" packages tests
+	$(PYTEST) -m "long and not registry and not vllm and not transformers and not sglang and not browser and not fleet" packages tests
 	$(BIN)/python -m pytest -m "registry and long" tests
 
 # Uses the Chromium on PATH, or the program in DOVETAIL_BROWSER.
@@ -79,7 +79,7 @@ test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions 
 test-clients: .venv/.dev .cache/.tokenizers  ## test the newest versions of the clients and SDKs in addition to the pinned ones, and print a table; ARGS="--only claude --newest"
 	$(BIN)/python tools/test_clients.py $(ARGS)
 
-test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang fuzz wheels  ## run all suites, which takes an hour or more
+test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang test-fleet fuzz wheels  ## run all suites, which takes an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
