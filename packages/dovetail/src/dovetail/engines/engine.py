@@ -50,8 +50,10 @@ class EngineRequest(msgspec.Struct, frozen=True):
     `stop_ids`: token ids that end the turn: those of the model, unless the request ignores them,
     and those of the request.
     `session`: lets the engine reuse the cache of the session's previous request.
+    `parent_session`: the session that started this one, such as that of a sub-agent's caller.
     `ends_session`: no other request of the session follows, so nothing needs to be held for it.
     `priority`: requests with a higher value run first, regardless of the engine's own convention.
+    `strict_priority`: takes precedence over `priority`.
     `expected_tokens`: the output length that the client predicts.
     `adapter`: the name of the LoRA adapter that is applied; None for the base model.
     """
@@ -68,6 +70,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     expected_tokens: int | None = None
     ends_session: bool = False
     adapter: str | None = None
+    parent_session: str | None = None
+    strict_priority: int = 0
 
 
 class TokenDelta(msgspec.Struct, frozen=True, gc=False, array_like=True):

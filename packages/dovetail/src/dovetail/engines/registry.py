@@ -19,6 +19,7 @@ from dovetail.settings.installation import install_command
 from dovetail_tokenizers import Tokenizer
 
 ENGINES: Mapping[str, str] = {
+    "dynamo": "dovetail.engines.dynamo:create",
     "llamacpp": "dovetail.engines.llamacpp:create",
     "scripted": "dovetail.engines.scripted:create",
     "sglang": "dovetail.engines.sglang:create",
@@ -31,6 +32,7 @@ UPSTREAMS: Mapping[str, str] = {"openai": "dovetail.engines.openai:create"}
 
 #: Remote engines, each with the function that queries a server for its model.
 REMOTE_ENGINES: Mapping[str, str] = {
+    "dynamo": "dovetail.engines.dynamo:discover",
     "openai": "dovetail.engines.openai:discover",
     "sglang": "dovetail.engines.sglang:discover",
     "vllm": "dovetail.engines.vllm.discovery:discover",

@@ -14,7 +14,7 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
-from dovetail.pipeline.session_keys import cache_salt, session_key
+from dovetail.pipeline.session_keys import cache_salt, parent_session_key, session_key
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.warming import warm_request
 from dovetail_model import (
@@ -288,6 +288,8 @@ class ChoiceRunner:
             expected_tokens=request.hints.osl,
             ends_session=request.identity.final,
             adapter=entry.adapter,
+            parent_session=parent_session_key(request.identity),
+            strict_priority=request.hints.strict_priority or 0,
         )
 
     async def _constraint(self) -> Constraint | None:

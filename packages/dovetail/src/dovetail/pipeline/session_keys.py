@@ -14,8 +14,12 @@ def session_key(prepared: PreparedRequest) -> str | None:
 
 def named_session_key(identity: Identity) -> str | None:
     """Return the session that the client named, if any, scoped to the tenant."""
-    session, tenant = identity.session, identity.tenant
-    return _scope_to_tenant(tenant, session) if tenant and session is not None else session
+    return _scope_session(identity.tenant, identity.session)
+
+
+def parent_session_key(identity: Identity) -> str | None:
+    """Return the session that started this one, if the client named it, scoped to the tenant."""
+    return _scope_session(identity.tenant, identity.parent)
 
 
 def cache_salt(request: Request) -> str | None:
@@ -26,6 +30,10 @@ def cache_salt(request: Request) -> str | None:
     identity, salt = request.identity, request.hints.cache_salt
     scope = identity.tenant if identity.cache_scope is None else identity.cache_scope
     return _scope_to_tenant(scope, salt or "") if scope else salt
+
+
+def _scope_session(tenant: str, session: str | None) -> str | None:
+    return _scope_to_tenant(tenant, session) if tenant and session is not None else session
 
 
 def _scope_to_tenant(tenant: str, name: str) -> str:

@@ -58,8 +58,9 @@ class Config:
     # Engines
     engine: str = _model_setting(
         "auto",
-        "Inference engine. auto, llamacpp, scripted and transformers run on this machine; sglang "
-        "and openai are remote engines at --engine-url; vllm runs on this machine without it.",
+        "Inference engine. auto, llamacpp, scripted and transformers run on this machine; sglang, "
+        "dynamo and openai are remote engines at --engine-url; vllm runs on this machine without "
+        "it.",
     )
     engine_url: tuple[str, ...] = _model_setting(
         (), "URL of a remote engine. Several URLs are replicas of one model."

@@ -10,10 +10,11 @@ import pytest
 from completions_fixture import MODEL, Responder, fake_server, scripted_server, status, stream
 from scripted_fixture import END, TOKENIZER, ids, request
 
+from dovetail.engines.completions.constraint_probe import PROBES
 from dovetail.engines.engine import RemoteModel, TokenEngine
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.discovery import discover
 from dovetail.engines.vllm.embedded import create
 from dovetail.engines.vllm.engine import VllmEngine, VllmOptions
 from dovetail.models.weights import ModelUnavailableError, find_tokenizer_files

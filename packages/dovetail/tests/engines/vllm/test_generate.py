@@ -12,10 +12,11 @@ from tiny_qwen3 import tiny_qwen3
 from vllm_environment import NAME, REAL, Vllm, running_vllm
 
 from dovetail.engines.completions.client import CompletionsClient
+from dovetail.engines.completions.constraint_probe import PROBES
 from dovetail.engines.completions.generate import offers_generate
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.discovery import discover
 from dovetail.engines.vllm.engine import VllmEngine
 from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling

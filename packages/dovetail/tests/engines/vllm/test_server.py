@@ -22,9 +22,10 @@ from server_process import Running, served
 from vllm_environment import NAME, REAL, Vllm, shared_vllm
 
 from dovetail.engines.completions.client import CompletionsClient
+from dovetail.engines.completions.constraint_probe import PROBES
 from dovetail.engines.engine import Constraint, ConstraintSyntax, EngineRequest
 from dovetail.engines.token_stream import iter_deltas
-from dovetail.engines.vllm.discovery import PROBES, discover
+from dovetail.engines.vllm.discovery import discover
 from dovetail.engines.vllm.engine import VllmEngine
 from dovetail.net.http_client import Endpoint
 from dovetail_model import ContextOverflow, InvalidRequest, Sampling

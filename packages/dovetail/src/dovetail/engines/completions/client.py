@@ -193,14 +193,14 @@ class CompletionsClient:
             # Before the message is truncated, which could leave a part of a secret.
             content = self._redactor.clean_bytes(await response.read())
         if response.status != 404 or not self.uses_generate:
-            raise error_from_status(self._server_name, response.status, content)
+            raise self._status_error(response.status, content)
         self.uses_generate = False  # the server was restarted without this API
         await self._stream(request, sink, with_priority)
 
     async def _read_stream(
         self, request: EngineRequest, sink: TokenSink, response: ClientResponse
     ) -> None:
-        reader = CompletionFrameReader(request, self._server_name, self._tokenizer)
+        reader = self._create_reader(request)
         stream = TokenStreamReader(reader.read, sink)
         try:
             await response.stream_to(stream.push, stream.drain)
@@ -214,6 +214,13 @@ class CompletionsClient:
                 response.skip_rest()
         if not stream.finished:
             sink.push(reader.finish())
+
+    def _create_reader(self, request: EngineRequest) -> CompletionFrameReader:
+        return CompletionFrameReader(request, self._server_name, self._tokenizer)
+
+    def _status_error(self, status: int, content: bytes) -> DovetailError:
+        """Return the error for a response without a stream."""
+        return error_from_status(self._server_name, status, content)
 
     def _build_request(self, request: EngineRequest, with_priority: bool) -> ClientRequest:
         encoder, extra_fields = self._prompt_encoder, self._extra_fields

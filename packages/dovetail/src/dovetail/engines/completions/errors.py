@@ -58,6 +58,8 @@ def is_priority_rejection(error: DovetailError) -> bool:
 def _classify_error(server_name: str, status: int, message: str) -> DovetailError:
     if status < 400:
         return InvalidEngineResponse(f"{server_name} returned the unexpected status {status}")
+    if status in (429, 529):
+        return Overloaded(f"{server_name} is overloaded: {message}")
     if status >= 500:
         return _classify_server_error(server_name, status, message)
     if status in (401, 403):
@@ -65,8 +67,6 @@ def _classify_error(server_name: str, status: int, message: str) -> DovetailErro
         return EngineError(f"{server_name} rejected the configured API key ({status})")
     if status == 404:
         return EngineUnavailable(f"{server_name} does not have this model or path: {message}")
-    if status == 429:
-        return Overloaded(f"{server_name} is overloaded: {message}")
     if any(phrase in message for phrase in _CONTEXT_OVERFLOW_PHRASES):
         return ContextOverflow(message)
     return InvalidRequest(f"{server_name} rejected the request: {message}")

@@ -66,6 +66,13 @@ class CompletionFrameChoice(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[TokenId] | None = None
 
 
+class CompletionExtension(msgspec.Struct, frozen=True, gc=False):
+    """The ids and the stop token of a frame in Dynamo's form."""
+
+    completion_token_ids: list[TokenId] | None = None
+    stop_reason: TokenId | str | None = None
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
@@ -81,6 +88,7 @@ class CompletionFrameUsage(msgspec.Struct, frozen=True, gc=False):
 class CompletionFrame(msgspec.Struct, frozen=True, gc=False):
     choices: list[CompletionFrameChoice] = []
     usage: CompletionFrameUsage | None = None
+    nvext: CompletionExtension | None = None
     error: CompletionErrorBody | None = None
 
 
@@ -147,7 +155,7 @@ class CompletionFrameReader:
             if frame.error is not None:
                 raise error_from_body(self._server_name, frame.error)
             for choice in frame.choices:
-                self._add_choice(choice)
+                self._add_choice(choice, frame.nvext)
             if frame.usage is not None:
                 exact = self._add_usage(frame.usage)
                 if not frame.choices and self._finish is not None:
@@ -164,12 +172,15 @@ class CompletionFrameReader:
             )
         return self._flush(self._finish)
 
-    def _add_choice(self, choice: CompletionFrameChoice) -> None:
-        ids = choice.token_ids
+    def _add_choice(
+        self, choice: CompletionFrameChoice, extension: CompletionExtension | None
+    ) -> None:
+        ids = choice.token_ids if extension is None else extension.completion_token_ids
         if ids is None:
             raise EngineError(
                 f"{self._server_name} did not return token ids: it must support "
-                "`return_token_ids`, as vLLM 0.10.2 and later do"
+                "`return_token_ids`, as vLLM 0.10.2 and later do, or `completion_token_ids` in "
+                "`nvext.extra_fields`, as Dynamo 1.6 does"
             )
         if self._pending_ids:
             self._pending_ids += ids
@@ -183,7 +194,8 @@ class CompletionFrameReader:
             logprobs = choice.logprobs.as_tokens()
             self._pending_logprobs += _to_token_logprobs(logprobs, count, self._token_text)
         if choice.finish_reason is not None:
-            self._set_finish(choice.finish_reason, choice.stop_reason)
+            stop = choice.stop_reason if extension is None else extension.stop_reason
+            self._set_finish(choice.finish_reason, stop)
 
     def _token_text(self, token: str) -> str:
         """Return the text of a token that may be identified by its id."""
@@ -215,8 +227,12 @@ class CompletionFrameReader:
         if details is not None and details.cached_tokens is not None and not self._cached_reported:
             self._cached = details.cached_tokens
             self._cached_reported = True
-        same_prompt = usage.prompt_tokens == len(self._request.prompt)
+        same_prompt = self._is_prompt_length(usage.prompt_tokens)
         return same_prompt and usage.completion_tokens in (None, self._count)
+
+    def _is_prompt_length(self, count: int) -> bool:
+        """Return whether the server can have read the prompt that was sent."""
+        return count == len(self._request.prompt)
 
     def _flush(self, finish: Literal["stop", "length"] | None, exact: bool = True) -> TokenDelta:
         delta = TokenDelta(self._pending_ids, self._pending_logprobs, finish, self._cached, exact)

@@ -116,6 +116,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate", omit_defaults=True):
     expected_tokens: int | None = None
     ends_session: bool = False
     adapter: str | None = None
+    parent_session: str | None = None
+    strict_priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -189,6 +191,8 @@ def to_message(stream: int, request: EngineRequest) -> Generate:
         expected_tokens=request.expected_tokens,
         ends_session=request.ends_session,
         adapter=request.adapter,
+        parent_session=request.parent_session,
+        strict_priority=request.strict_priority,
     )
 
 
@@ -209,6 +213,8 @@ def to_request(message: Generate) -> EngineRequest:
         expected_tokens=message.expected_tokens,
         ends_session=message.ends_session,
         adapter=message.adapter,
+        parent_session=message.parent_session,
+        strict_priority=message.strict_priority,
     )
 
 

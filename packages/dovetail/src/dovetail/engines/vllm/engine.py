@@ -7,7 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from dovetail.engines.completions.client import CompletionsClient
+from dovetail.engines.completions.constraint_probe import PROBES, probe_constraints
 from dovetail.engines.completions.generate import offers_generate
+from dovetail.engines.completions.model_list import CompletionModelCard, list_models
 from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,
@@ -18,12 +20,7 @@ from dovetail.engines.engine import (
 from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.timeouts import HEALTH_TIMEOUTS
-from dovetail.engines.vllm.discovery import (
-    PROBES,
-    VllmModelCard,
-    list_models,
-    probe_constraints,
-)
+from dovetail.engines.vllm.discovery import PROGRAM
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
@@ -84,7 +81,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Check that the server has the model, and probe which constraints it enforces."""
-        cards = await list_models(self._endpoint)
+        cards = await list_models(self._endpoint, PROGRAM)
         if problem := self._check_model(cards):
             raise EngineUnavailable(problem)
         # `remote` describes the first replica; the context length of this one may be shorter.
@@ -121,7 +118,7 @@ class VllmEngine:
             status, _ = await fetch(self._endpoint, client_request)
             problem = f"status {status}"
             if status == 200:
-                problem = self._check_model(await list_models(self._endpoint))
+                problem = self._check_model(await list_models(self._endpoint, PROGRAM))
         except DovetailError as error:
             return EngineHealth(False, error.message)
         return EngineHealth(not problem, problem, self._health_facts())
@@ -131,7 +128,7 @@ class VllmEngine:
         self._started = False
         self._client.abort_all()
 
-    def _check_model(self, cards: list[VllmModelCard]) -> str:
+    def _check_model(self, cards: list[CompletionModelCard]) -> str:
         return self._served_model.check({card.id: card.root or card.id for card in cards})
 
     def _create_client(self, timeouts: Timeouts) -> CompletionsClient:
