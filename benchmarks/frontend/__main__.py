@@ -23,10 +23,14 @@ from benchmarks.frontend.servers import (
     steps_frontend,
     vllm_frontend,
 )
+from benchmarks.prepare import over_http
 from dovetail_tokenizers import load_tokenizer
 
 #: Many streams are measured first: a process does not return memory that it once allocated.
-PARTS = ("many", "paced", "saturated", "lengths", "turns", "latency", "steps")
+PARTS = ("many", "paced", "saturated", "lengths", "turns", "cold", "latency", "steps")
+#: The parts with the targets of docs/speed.md, which take less than ten minutes.
+DEFAULT_PARTS = ("many", "paced", "turns", "cold", "latency", "steps")
+FULL_ROUNDS = 3
 #: vllm: its API server at maximum speed; embedded: the same, compared with the embedded vLLM.
 AGAINST = ("dynamo", "vllm", "embedded")
 PAGE = report.PAGE.parent / tables.PLOT
@@ -42,6 +46,7 @@ class Bench:
         self._parts = {part.name: part for part in cases.parts(author)}
         self._scale = QUICK if options.quick else 1.0
         self.rounds = 1 if options.quick else options.rounds
+        self._apis = APIS if options.full else APIS[:1]  # of the parts that take a minute per API
         self._frontends: list[Frontend] = []
         self._scratch = Path()
         self.found = Findings([])
@@ -61,8 +66,9 @@ class Bench:
                 getattr(self, f"_{name}")()
 
     def _paced(self) -> None:
-        """Measure paced streams, with twice the rounds: they are disturbed most."""
-        self._drive(cases.PACED, 1 if self._options.quick else 2)
+        """Measure paced streams, in a full run with twice the rounds: they are disturbed most."""
+        full = self._options.full
+        self._drive(cases.PACED if full else cases.REMOTE, 2 if full else 1)
 
     def _saturated(self) -> None:
         self._drive(cases.SATURATED)
@@ -72,7 +78,16 @@ class Bench:
 
     def _drive(self, chosen: tuple[cases.Case, ...], times: int = 1) -> None:
         rounds.drive(self.found.costs, self._frontends, chosen, times * self.rounds, self._scale)
-        rounds.frames(self.found.costs, self._frontends, chosen)
+        if self._options.full:
+            rounds.frames(self.found.costs, self._frontends, chosen)
+
+    def _cold(self) -> None:
+        """Measure new conversations with a long history, which no server knows."""
+        for api in over_http.APIS:
+            for frontend in self._frontends:
+                spent = over_http.measure_cold(frontend, api, over_http.TARGET)
+                self.found.cold[frontend.name, api] = spent
+                print(f"  {frontend.name} {api}: {spent:.1f} ms", flush=True)
 
     def _lengths(self) -> None:
         rounds.lengths(self.found.costs, self._frontends, self.rounds, self._scale)
@@ -83,22 +98,24 @@ class Bench:
         with steps_frontend(list(self._parts.values()), self._author, self._scratch) as ours:
             servers = [ours, *self._frontends[1:]]
             rounds.drive(self.found.costs, servers, chosen, self.rounds, self._scale)
-            rounds.frames(self.found.costs, servers, cases.IN_STEP)
+            if self._options.full:
+                rounds.frames(self.found.costs, servers, cases.IN_STEP)
 
     def _latency(self) -> None:
         for _ in range(self.rounds):
             self._time(ENGINE, self._frontends[0].engine or 0, "completions")
-            for frontend in self._frontends:
-                for api in APIS:
+            for frontend in self._frontends if self._options.full else self._frontends[:1]:
+                for api in self._apis:
                     self._time(frontend.name, frontend.port, api)
         step = self._parts["call-step"]
         for frontend in self._frontends:
-            for api in APIS:
+            for api in self._apis:
                 behind = latency.tokens_behind(frontend, api, step, self._author)
                 self.found.behind[frontend.name, api] = behind
 
     def _time(self, server: str, port: int, api: str) -> None:
-        paced = StreamRequest(api, self._parts["plain-paced"].cue, round(cases.PLAIN * self._scale))
+        tokens = round(cases.PACE * cases.TIMED_SECONDS * self._scale)
+        paced = StreamRequest(api, self._parts["long-paced"].cue, tokens)
         short = StreamRequest(api, self._parts["short"].cue)
         self.found.note_late(server, api, latency.late(port, paced, short, cases.MANY))
 
@@ -106,7 +123,7 @@ class Bench:
         slow = [part for name, part in self._parts.items() if name.startswith("slow-")]
         streams = 50 if self._options.quick else self._options.streams
         ours = self._frontends[0]
-        for api in APIS[:1] if self._options.quick else APIS:
+        for api in self._apis:
             self.found.slow.append((ours.name, api, many_streams.slow(ours, api, slow, streams)))
             few = max(1, streams // 20)
             seen = many_streams.unread(ours, api, self._parts["long"], few)
@@ -170,14 +187,18 @@ def _read(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--against", action="append", default=[], choices=AGAINST, help="repeatable")
     add("--only", action="append", choices=PARTS, help="run only these parts (repeatable)")
-    add("--rounds", type=int, default=3, help="number of rounds, of which the best counts")
+    add("--full", action="store_true", help="all parts, APIs and rounds, which takes an hour")
+    add(
+        "--rounds", type=int, help=f"number of rounds, of which the best counts; 1 or {FULL_ROUNDS}"
+    )
     add("--streams", type=int, default=2_000, help="number of concurrent slow streams")
     add("--quick", action="store_true", help="run everything briefly; the numbers mean little")
     add("--write", action="store_true", help="write the results to RESULTS.md, and the plot")
     options = parser.parse_args(arguments)
     if options.write and options.only:
         parser.error("--write requires a complete run: it cannot be combined with --only")
-    options.only = options.only or PARTS
+    options.only = options.only or (PARTS if options.full else DEFAULT_PARTS)
+    options.rounds = options.rounds or (FULL_ROUNDS if options.full else 1)
     return options
 
 

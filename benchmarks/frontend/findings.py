@@ -11,12 +11,16 @@ ENGINE = "engine alone"
 
 @dataclass
 class Findings:
-    """Cost per token, and by server and API: latency, the first argument, many streams."""
+    """Cost per token, and by server and API: latency, the first argument, many streams.
+
+    `cold`: milliseconds of CPU time of a new conversation with a long history.
+    """
 
     servers: list[str]
     costs: Costs = field(default_factory=Costs)
     late: dict[tuple[str, str], Late] = field(default_factory=dict)
     behind: dict[tuple[str, str], int] = field(default_factory=dict)
+    cold: dict[tuple[str, str], float] = field(default_factory=dict)
     slow: list[tuple[str, str, Many]] = field(default_factory=list)
     unread: list[tuple[str, str, Many]] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """Latency of tokens: with the engine alone, and through a frontend."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,8 +12,6 @@ from benchmarks.frontend.parts import BEGINS, VALUE, Author, Part
 from benchmarks.frontend.servers import Frontend
 
 EDGE = 8  # events at both ends of a stream that are not tokens
-
-
 TURNS = 20  # single requests, one after the other
 
 
@@ -30,11 +28,11 @@ class Late:
 def late(port: int, paced: StreamRequest, short: StreamRequest, streams: int) -> Late:
     """Measure paced streams, all read to their ends; then short turns, one at a time."""
     many = client.run(paced.plan(port, streams, spread=1.0))
-    gaps = sorted(gap for one in many for gap in one.gaps[EDGE:-EDGE])
+    gaps = [gap for one in many for gap in one.gaps[EDGE:-EDGE]]
     single = client.run(short.plan(port, times=TURNS, keep=True))
-    first = sorted(one.first for one in single)
-    tokens = sorted(arrived(one, BEGINS) - one.sent for one in single)
-    return Late(_at(gaps, 0.5), _at(gaps, 0.99), _at(first, 0.5), _at(tokens, 0.5))
+    first = percentile([one.first for one in single], 0.5)
+    tokens = percentile([arrived(one, BEGINS) - one.sent for one in single], 0.5)
+    return Late(percentile(gaps, 0.5), percentile(gaps, 0.99), first, tokens)
 
 
 def arrived(seen: Seen, word: str) -> int:
@@ -58,5 +56,7 @@ def tokens_behind(frontend: Frontend, api: str, part: Part, author: Author) -> i
     return max(0, round(total - 1 - left) - starts)
 
 
-def _at(values: Sequence[int], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] / 1e6
+def percentile(values: Iterable[int], share: float) -> float:
+    """Return a percentile of nanoseconds, in milliseconds; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6 if ordered else 0.0

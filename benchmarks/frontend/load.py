@@ -38,6 +38,11 @@ class Cost:
         return self.spent.total / max(1, self.tokens) * 1e6
 
     @property
+    def request_us(self) -> float:
+        """Microseconds of CPU time per response."""
+        return self.spent.total / max(1, self.responses) * 1e6
+
+    @property
     def child_us(self) -> float:
         """Microseconds of CPU time per token in the engine's process."""
         return self.child.total / max(1, self.tokens) * 1e6

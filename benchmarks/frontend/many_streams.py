@@ -10,6 +10,7 @@ from tools.running import NAME
 
 from benchmarks.frontend import client, cpu
 from benchmarks.frontend.client import Plan, Seen
+from benchmarks.frontend.latency import EDGE, percentile
 from benchmarks.frontend.parts import Part
 from benchmarks.frontend.requests import PATHS, body, read_stream
 from benchmarks.frontend.servers import Frontend
@@ -28,12 +29,13 @@ class Many:
     first_fault: str
     kilobytes: float  # per stream, at the peak
     us: float  # of CPU time per token
+    p99: float = 0.0  # milliseconds between tokens
 
 
 def slow(
     frontend: Frontend, api: str, parts: Sequence[Part], streams: int, spread: float = SPREAD
 ) -> Many:
-    """Run streams of one token per second. Texts differ, so that mixed-up streams are detected."""
+    """Run slow streams. Their texts differ, so that mixed-up streams are detected."""
     bodies = tuple(body(api, NAME, part.cue).decode() for part in parts)
     plan = Plan(frontend.port, PATHS[api], bodies, streams, spread=spread, keep=True)
     return _watched(frontend, api, plan, parts)
@@ -64,6 +66,7 @@ def _watched(
         faults[0] if faults else "",
         memory.grown(frontend.fresh) / 1024 / plan.streams,
         spent.total / max(1, tokens) * 1e6,
+        percentile([gap for one in seen for gap in one.gaps[EDGE:-EDGE]], 0.99),
     )
 
 

@@ -43,6 +43,12 @@ class Costs:
         ours, theirs = self.best(server, workload, api), self.best(other, workload, api)
         return ours.us / theirs.us if ours and theirs else None
 
+    def request_ratio(self, server: str, other: str, workload: str, api: str) -> float | None:
+        """Return the cost per response on a server, relative to another."""
+        runs = [self.runs.get((name, workload, api), ()) for name in (server, other)]
+        best = [min((c.request_us for c in each if c.responses), default=0.0) for each in runs]
+        return best[0] / best[1] if all(best) else None
+
     def growth(self, server: str, api: str) -> float | None:
         """Return the cost of a token at the end of the longest call, relative to the shortest.
 

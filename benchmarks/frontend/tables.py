@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from benchmarks.frontend import embedded
-from benchmarks.frontend.cases import IN_STEP, LENGTHS, PACED, SATURATED, TURNS, Case
+from benchmarks.frontend.cases import IN_STEP, LENGTHS, PACED, SATURATED, SLOW, TURNS, Case
 from benchmarks.frontend.findings import Findings
 from benchmarks.frontend.load import Cost
 from benchmarks.frontend.many_streams import Many
 from benchmarks.frontend.requests import APIS
-from benchmarks.frontend.targets import OURS, STEPS, THEIRS, targets
+from benchmarks.frontend.targets import OURS, STEPS, THEIRS, further_targets, targets
+from benchmarks.prepare.over_http import TARGET
 from benchmarks.report import Result, table
 
 PLOT = "frontend/call-length.svg"
@@ -40,6 +41,7 @@ def result(found: Findings, rounds: int, busy: str) -> Result:
         "At maximum speed": costs(found, SATURATED),
         "Calls by length, 4 streams, read to their ends": by_length(found),
         "Short turns": turns(found),
+        f"New conversations of {TARGET:,} tokens, in milliseconds": cold(found),
         "An engine behind the step protocol": steps(found),
         "Embedded vLLM, and vLLM's API server": embedded_vllm(found),
         "Latency in milliseconds": lateness(found),
@@ -47,7 +49,7 @@ def result(found: Findings, rounds: int, busy: str) -> Result:
         "Targets": wanted(found),
     }
     loads = f"Load of the machine before and after: {busy}."
-    parts = [INTRO, f"Rounds: {rounds}, of paced loads {2 * rounds}. {loads}\n"]
+    parts = [INTRO, f"Rounds: {rounds}. {loads}\n"]
     for title, text in sections.items():
         if text:
             parts += [f"### {title}\n", text]
@@ -87,20 +89,27 @@ def by_length(found: Findings) -> str:
 def turns(found: Findings) -> str:
     head = ["server", "API", "requests/s", "frontend µs per request"]
     rows = []
-    for server in found.servers:
+    for server in (*found.servers, STEPS):
         for api in APIS:
             best = found.costs.best(server, TURNS.name, api)
             if best and best.responses:
-                each = best.spent.total / best.responses * 1e6
-                rows.append([server, api, f"{best.responses / best.seconds:.0f}", f"{each:.0f}"])
+                rate = f"{best.responses / best.seconds:.0f}"
+                rows.append([server, api, rate, f"{best.request_us:.0f}"])
     return _table(head, rows)
+
+
+def cold(found: Findings) -> str:
+    """Build a table of new conversations: milliseconds of CPU time of the frontend."""
+    apis = dict.fromkeys(api for _, api in found.cold)
+    rows = [[api, *(f"{found.cold[name, api]:.1f}" for name in found.servers)] for api in apis]
+    return _table(["API", *found.servers], rows)
 
 
 def steps(found: Findings) -> str:
     """Build a table of the engine behind the step protocol: the frontend, its child, Dynamo."""
     head = ["workload", "API", "frontend", "engine's process", THEIRS, "ratio"]
     rows = []
-    for case in (*IN_STEP, TURNS):
+    for case in IN_STEP:
         for api in case.apis:
             ours = found.costs.best(STEPS, case.name, api)
             if ours is not None:
@@ -131,14 +140,16 @@ def lateness(found: Findings) -> str:
 
 def many(found: Findings) -> str:
     head = ["streams", "server", "API", "lost", "KB per stream", "µs per token"]
-    rows = [_many("one token per second", *one) for one in found.slow]
+    head += ["p99 between tokens, ms"]
+    rows = [_many(f"{SLOW:.0f} tokens per second", *one) for one in found.slow]
     rows += [_many("20k tokens, not read for a while", *one) for one in found.unread]
     return _table(head, rows)
 
 
 def wanted(found: Findings) -> str:
     words = {True: "yes", False: "**no**", None: "not measured"}
-    rows = [[one.wanted, one.measured, words[one.holds]] for one in targets(found)]
+    more = [one for one in further_targets(found) if one.holds is not None]
+    rows = [[one.wanted, one.measured, words[one.holds]] for one in (*targets(found), *more)]
     return table(["target", "measured", "holds"], rows)
 
 
@@ -153,7 +164,7 @@ def curves(found: Findings, api: str) -> dict[str, list[tuple[float, float]]]:
 
 
 def _many(what: str, server: str, api: str, one: Many) -> Sequence[str]:
-    numbers = [str(one.lost), f"{one.kilobytes:.0f}", f"{one.us:.0f}"]
+    numbers = [str(one.lost), f"{one.kilobytes:.0f}", f"{one.us:.0f}", f"{one.p99:.0f}"]
     return [f"{one.streams:,}, {what}", server, api, *numbers]
 
 

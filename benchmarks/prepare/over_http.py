@@ -126,17 +126,26 @@ def _measure(frontend: Frontend, costs: list[Cost]) -> None:
         frontend, DIALECTS["chat"], 1000, 0
     ).step()  # exclude one-time costs from the measurement
     for cost in costs:
-        dialect, cold = DIALECTS[cost.api], []
-        for seed in range(1, COLD + 1):
-            conversation = Conversation(
-                frontend, dialect, cost.size, seed + 10 * APIS.index(cost.api)
-            )
-            cold.append(_milliseconds(frontend, conversation, 1))
+        conversation, cost.cold[frontend.name] = _begin(frontend, cost.api, cost.size)
         conversation.step()
-        cost.cold[frontend.name] = sum(cold) / COLD
         cost.grown[frontend.name] = _milliseconds(frontend, conversation, STEPS)
         figures = f"cold {cost.cold[frontend.name]:.1f}, grown {cost.grown[frontend.name]:.2f}"
         print(f"  {frontend.name} {cost.api} {cost.size}: {figures}", flush=True)
+
+
+def measure_cold(frontend: Frontend, api: str, size: int) -> float:
+    """Return the milliseconds of new conversations, after one that excludes one-time costs."""
+    Conversation(frontend, DIALECTS[api], 1000, 0).step()
+    return _begin(frontend, api, size)[1]
+
+
+def _begin(frontend: Frontend, api: str, size: int) -> tuple[Conversation, float]:
+    """Begin several conversations. Return the last one, and the mean cost of the first request."""
+    spent = []
+    for seed in range(1, COLD + 1):
+        conversation = Conversation(frontend, DIALECTS[api], size, seed + 10 * APIS.index(api))
+        spent.append(_milliseconds(frontend, conversation, 1))
+    return conversation, sum(spent) / COLD
 
 
 def _milliseconds(frontend: Frontend, conversation: Conversation, steps: int) -> float:
