@@ -232,7 +232,7 @@ class RemoteModel:
     adapters: tuple[str, ...] = ()
 
 
-_ENGINE_URL = re.compile(r"\b(?:https?|unix)://[^\s,;)\'\"]+")
+_ENGINE_URL = re.compile(r"\b(?:https?|unix|tcp|tls)://[^\s,;)\'\"]+")
 
 
 def to_public_error(error: DovetailError) -> DovetailError:

@@ -13,7 +13,7 @@ from dovetail_model import DovetailError
 
 _MIN_SECRET_CHARS = 4  # shorter header values would match ordinary words
 _MIN_UNIQUE_CHARS = 12  # longer ones are removed even inside of words
-_URL = re.compile(r"\b(?:https?|wss?|unix)://[^\s,;)\'\"<>]+")
+_URL = re.compile(r"\b(?:https?|wss?|unix|tcp|tls)://[^\s,;)\'\"<>]+")
 _CREDENTIALS = re.compile(r"\bBearer\s+[^\s,;)\'\"<>]{8,}", re.IGNORECASE)
 _SECRET, _ADDRESS = "***", "the engine"
 

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from scripted_fixture import TOKENIZER, request
 from step_fixture import CollectingSink, child_engine
 
+from dovetail.engines.steps.process import package_roots
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import EngineUnavailable
@@ -67,3 +70,19 @@ def test_all_streams_of_a_killed_child_end_and_the_pool_restarts_it() -> None:
         await pool.stop()
 
     run(test())
+
+
+def test_the_protocol_needs_only_msgspec_besides_our_own_packages() -> None:
+    """An engine's interpreter has no dependency of the server, and the child imports none."""
+    program = (
+        "import sys; before = set(sys.modules); "
+        "import dovetail.engines.steps.server, dovetail.engines.steps.messages; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(package_roots())}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True
+    )
+    loaded = set(done.stdout.decode().split()) - sys.stdlib_module_names
+    loaded.discard("typing_extensions")  # msgspec imports it where it is installed
+    assert loaded == {"dovetail", "dovetail_model", "msgspec"}

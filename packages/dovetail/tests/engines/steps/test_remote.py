@@ -18,7 +18,7 @@ from scripted_fixture import TOKENIZER, request
 from server_process import free_port
 from step_fixture import CollectingSink
 
-from dovetail.engines.engine import RemoteModel
+from dovetail.engines.engine import RemoteModel, to_public_error
 from dovetail.engines.registry import EngineSetupError, discover_model
 from dovetail.engines.steps import remote
 from dovetail.engines.steps.remote import RemoteStepEngine
@@ -142,8 +142,10 @@ def test_a_killed_engine_is_restarted_and_the_pool_connects_again() -> None:
             facts = (await engine.health()).facts
             assert facts is not None
             os.kill(facts["pid"], signal.SIGKILL)
-            with pytest.raises(EngineUnavailable, match="closed the connection"):
+            with pytest.raises(EngineUnavailable, match="closed the connection") as lost:
                 await stream
+            assert str(port) in lost.value.message
+            assert str(port) not in to_public_error(lost.value).message
             assert await pool.wait_available(30)
             await pool.stop()
 
