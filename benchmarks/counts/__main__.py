@@ -1,7 +1,8 @@
 """Count what the server does per token of paced streams, and per short turn.
 
-The engine is the scripted one in a process of its own; each case runs three times: without a tracer
-(wake-ups and CPU time), with strace (system calls) and with a profiler (Python calls).
+The engine is a scripted one in a process of its own, over HTTP or behind the step protocol; each
+case runs three times: without a tracer (wake-ups and CPU time), with strace (system calls) and with
+a profiler (Python calls).
 """
 
 import argparse
@@ -14,11 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# First, because it adds the test modules to the path.
-from tools.running import NAME, PARSERS, ROOT, scripted_engine
-
-# isort: split
-from server_process import served
+from tools.running import NAME, ROOT
 
 from benchmarks import report
 from benchmarks.counts.counters import (
@@ -30,9 +27,15 @@ from benchmarks.counts.counters import (
 from benchmarks.counts.server import FILE_VARIABLE
 from benchmarks.frontend.cases import PACE, PLAIN, SHORT
 from benchmarks.frontend.load import Cost, StreamRequest, missing, whole, wrk
-from benchmarks.frontend.parts import Author, Part, call, cue, plain, write_script
+from benchmarks.frontend.parts import Author, Part, call, cue, plain
 from benchmarks.frontend.requests import APIS, body
-from benchmarks.frontend.servers import Frontend, generated_tokens, model_folder
+from benchmarks.frontend.servers import (
+    Frontend,
+    Launch,
+    dovetail_frontend,
+    model_folder,
+    steps_frontend,
+)
 from dovetail_tokenizers import load_tokenizer
 
 CASES = ("text", "call", "stream", "whole")
@@ -122,26 +125,24 @@ def _divide(counts: Counter[str], units: float) -> dict[str, float]:
 
 
 @contextmanager
-def running(scratch: Path, streams: int, seconds: int) -> Iterator[Bench]:
+def running(options: argparse.Namespace, scratch: Path) -> Iterator[Bench]:
     """Run the engine and the server."""
     model = model_folder(scratch / "model")
     author = Author(load_tokenizer(model))
     words = author.first_tokens(PLAIN, plain(8))
     parts = [
-        Part("paced-text", words, PACE),
-        Part("paced-call", author.sized(PLAIN, call), PACE),
+        Part("paced-text", words, PACE, in_step=options.steps),
+        Part("paced-call", author.sized(PLAIN, call), PACE, in_step=options.steps),
         Part("short", author.first_tokens(SHORT, words)),
     ]
-    script = write_script(parts, scratch / "script.json")
-    with scripted_engine(script, model, scratch) as port:
-        engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
-        program = ("-m", "benchmarks.counts.server")
-        environment = {"PYTHONPATH": str(ROOT), FILE_VARIABLE: str(scratch / "calls.json")}
-        flags = (*engine, "--tokenizer", model, *PARSERS)
-        with served(*flags, environment=environment, program=program) as server:
-            http, pid = int(server.url.rpartition(":")[2]), server.process.pid
-            frontend = Frontend("dovetail", pid, http, lambda: generated_tokens(port), 0, port)
-            yield Bench(frontend, scratch, streams, seconds)
+    variables = {"PYTHONPATH": str(ROOT), FILE_VARIABLE: str(scratch / "calls.json")}
+    launch = Launch(("-m", "benchmarks.counts.server"), variables)
+    with (
+        steps_frontend(parts, author, scratch, launch)
+        if options.steps
+        else dovetail_frontend(parts, model, scratch, launch)
+    ) as frontend:
+        yield Bench(frontend, scratch, options.streams, options.seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     with (
         TemporaryDirectory(prefix="dovetail-counts-") as folder,
-        running(Path(folder), options.streams, options.seconds) as bench,
+        running(options, Path(folder)) as bench,
     ):
         for case in options.only:
             for api in options.api:
@@ -166,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "counts",
         "Calls, system calls and wake-ups",
         report.table(head, rows),
+        f"{'An engine behind the step protocol' if options.steps else 'An engine over HTTP'}, "
         f"{options.streams} streams at {PACE:.0f} tokens/s, each of {PLAIN} tokens; their share of "
         "the cost of a request is included. Turns: one connection. Calls are those of the event "
         "loop's thread; wake-ups are waits of all threads.\n",
@@ -202,13 +204,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--only", action="append", choices=CASES, help="run only these cases (repeatable)")
     add("--api", action="append", choices=APIS, help="run only these APIs (repeatable)")
+    add("--steps", action="store_true", help="an engine behind the step protocol, in step")
     add("--streams", type=int, default=32, help="number of paced streams")
     add("--seconds", type=int, default=4, help="duration of the short turns")
     add("--functions", type=int, default=0, help="list this many functions with the most calls")
     add("--write", action="store_true", help="write the results to RESULTS.md")
     options = parser.parse_args(arguments)
-    if options.write and (options.only or options.api):
-        parser.error("--write requires a complete run: it cannot be combined with --only or --api")
+    if options.write and (options.only or options.api or options.steps):
+        parser.error("--write requires a complete run, without --only, --api and --steps")
     options.only, options.api = options.only or CASES, options.api or APIS
     return options
 

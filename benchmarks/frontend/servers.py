@@ -3,9 +3,9 @@
 import json
 import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -62,6 +62,17 @@ class Frontend:
                 return count
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How Dovetail is started: the module that runs it, and variables of its environment."""
+
+    program: tuple[str, ...] = ("-m", "dovetail")
+    environment: Mapping[str, str] = field(default_factory=lambda: {"PYTHONPATH": str(ROOT)})
+
+
+DEFAULT_LAUNCH = Launch()
+
+
 def model_folder(folder: Path) -> Path:
     """Create a model folder with Qwen3's tokenizer and template, and context for long calls."""
     config = qwen_folder(folder) / "config.json"
@@ -71,13 +82,16 @@ def model_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator[Frontend]:
+def dovetail_frontend(
+    parts: list[Part], model: Path, scratch: Path, launch: Launch = DEFAULT_LAUNCH
+) -> Iterator[Frontend]:
     """Run Dovetail in front of the scripted engine, which serves vLLM's completions protocol."""
     script = write_script(parts, scratch / "script.json")
     with scripted_engine(script, model, scratch) as port:
         engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
         limit = ("--max-concurrent-requests", str(MAX_STREAMS))
-        with served(*engine, "--tokenizer", model, *PARSERS, *limit) as running:
+        flags = (*engine, "--tokenizer", model, *PARSERS, *limit)
+        with served(*flags, environment=launch.environment, program=launch.program) as running:
             http = int(running.url.rpartition(":")[2])
             pid = running.process.pid
             yield Frontend(
@@ -86,7 +100,9 @@ def dovetail_frontend(parts: list[Part], model: Path, scratch: Path) -> Iterator
 
 
 @contextmanager
-def steps_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator[Frontend]:
+def steps_frontend(
+    parts: list[Part], author: Author, scratch: Path, launch: Launch = DEFAULT_LAUNCH
+) -> Iterator[Frontend]:
     """Run Dovetail with an engine behind the step protocol, whose process counts, too."""
     script = write_ids(parts, author, END, scratch / "step-ids.json")
     counter = scratch / "step-tokens"
@@ -98,7 +114,12 @@ def steps_frontend(parts: list[Part], author: Author, scratch: Path) -> Iterator
         counter.open("r+b") as file,
         mmap.mmap(file.fileno(), 8) as counted,
         served(
-            scratch / "model", *engine, *PARSERS, *limit, environment={"PYTHONPATH": str(ROOT)}
+            scratch / "model",
+            *engine,
+            *PARSERS,
+            *limit,
+            environment=launch.environment,
+            program=launch.program,
         ) as running,
     ):
         http, pid = int(running.url.rpartition(":")[2]), running.process.pid
