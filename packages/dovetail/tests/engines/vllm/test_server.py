@@ -87,10 +87,13 @@ def test_discovery(vllm: Vllm, tokenizer: Tokenizer) -> None:
 
 async def generate(vllm: Vllm, request: EngineRequest) -> tuple[list[int], str | None]:
     client, ids, finish = CompletionsClient(endpoint(vllm), NAME), [], None
-    async with aclosing(iter_deltas(client, request)) as deltas:
-        async for delta in deltas:
-            ids += delta.ids
-            finish = delta.finish
+    try:
+        async with aclosing(iter_deltas(client, request)) as deltas:
+            async for delta in deltas:
+                ids += delta.ids
+                finish = delta.finish
+    finally:
+        client.abort_all()  # it keeps its connection for another request
     return ids, finish
 
 
@@ -147,6 +150,7 @@ def test_priority_is_accepted_and_salts_separate_caches(vllm: Vllm) -> None:
         request = EngineRequest(f"salt-{salt}", prompt, 2, priority=4, cache_salt=salt)
         async for delta in iter_deltas(client, request):
             cached_tokens = delta.cached
+        client.abort_all()
         return cached_tokens
 
     async def main() -> list[int | None]:
