@@ -27,6 +27,8 @@ from dovetail.engines.steps.messages import (
     Step,
     Welcome,
     decode_engine_message,
+    join_deltas,
+    join_steps,
     to_message,
 )
 from dovetail_model import (
@@ -63,7 +65,8 @@ class _Stream:
     """The sink of one stream and what it waits for.
 
     While the sink is full, deltas are held here: one slow client must not stop the others. They
-    are a few bytes per token, and `max_tokens` limits their number.
+    are a few bytes per token, and `max_tokens` limits their number. They are pushed as one delta,
+    so that they take one frame and one write.
     """
 
     __slots__ = ("_held", "_paused", "_push", "_waiter", "error", "finished")
@@ -116,15 +119,12 @@ class _Stream:
             self._resume()
 
     def _resume(self) -> None:
-        """Push what was held, until the sink is full again."""
+        """Push what was held, which may fill the sink again."""
         self._paused = False
         held, self._held = self._held, []
-        for at, delta in enumerate(held):
-            self.receive(delta)
-            if self._paused:
-                self._held = held[at + 1 :] + self._held
-                return
-        if self.error is not None:
+        if held:
+            self.receive(join_deltas(held))
+        if self.error is not None and not self._paused:
             self._wake()
 
     def _wake(self) -> None:
@@ -217,12 +217,16 @@ class StepClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            steps = []
             for frame in self._reader.feed(data):
                 message = decode_engine_message(frame)
                 if isinstance(message, Step):
-                    self._deliver(message)
+                    steps.append(message)
                 else:
                     self._handle(message)
+            if steps:
+                self.steps += len(steps)
+                self._deliver(steps[0] if len(steps) == 1 else join_steps(steps))
         except (FrameTooLarge, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._fail_all(InvalidEngineResponse(f"{self._name} sent an invalid frame ({error})"))
             self._transport.abort()
@@ -232,7 +236,6 @@ class StepClient(asyncio.Protocol):
 
     def _deliver(self, step: Step) -> None:
         """Process the tokens of all streams of a step. This is the hot path."""
-        self.steps += 1
         streams = self._streams
         for number, delta in zip(step.streams, step.deltas, strict=True):
             stream = streams.get(number)

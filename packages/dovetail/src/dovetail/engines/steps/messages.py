@@ -9,7 +9,7 @@ reuses them within a connection.
 import hmac
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -154,6 +154,29 @@ class Step(msgspec.Struct, frozen=True, tag="step", omit_defaults=True, gc=False
     streams: list[int] = []
     deltas: list[TokenDelta] = []
     failures: list[StreamFailure] = []
+
+
+def join_deltas(deltas: Sequence[TokenDelta]) -> TokenDelta:
+    """Return the tokens of several deltas of a stream as one delta."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return TokenDelta(
+        [id for delta in deltas for id in delta.ids],
+        tuple(one for delta in deltas for one in delta.logprobs),
+        deltas[-1].finish,
+        next((delta.cached for delta in deltas if delta.cached is not None), None),
+        all(delta.exact for delta in deltas),
+    )
+
+
+def join_steps(steps: Sequence[Step]) -> Step:
+    """Return several steps as one, with one delta per stream, for a reader that fell behind."""
+    by_stream: dict[int, list[TokenDelta]] = {}
+    for step in steps:
+        for stream, delta in zip(step.streams, step.deltas, strict=True):
+            by_stream.setdefault(stream, []).append(delta)
+    deltas = [join_deltas(each) for each in by_stream.values()]
+    return Step(list(by_stream), deltas, [one for step in steps for one in step.failures])
 
 
 class HealthReport(msgspec.Struct, frozen=True, tag="health_report"):
