@@ -138,6 +138,7 @@ class StreamingResponse:
     def _stop_keep_alive(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
 
 class BufferedResponse:

@@ -60,7 +60,9 @@ class Exchange:
         self.headers = _decode_headers(scope["headers"])
         client = scope.get("client")
         self.peer: str | None = client[0] if client else None
-        self.extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        # Removed from the scope: the direct writer refers to uvicorn's objects of the request, and
+        # these to the scope.
+        self.extensions: Mapping[str, Any] = scope.pop("extensions", None) or {}
         self.receive: Receive = receive
         self.send: Send = send
         self.status: int | None = None
@@ -171,16 +173,22 @@ class DisconnectGuard:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
-        if self._disconnected and self._task is not None:
-            self._task.uncancel()
+        task, self._task = self._task, None
+        if self._disconnected and task is not None:
+            task.uncancel()
             if kind is None or issubclass(kind, asyncio.CancelledError):
                 raise ClientDisconnected from None
 
     def release(self) -> None:
-        """Disarm the guard: the response is complete except for its last bytes."""
+        """Disarm the guard: the response is complete except for its last bytes.
+
+        A cancelled task refers to this object through its traceback. It is not kept here, since
+        such a cycle would leave all objects of the request to the garbage collector.
+        """
         self._armed = False
-        if self._watcher is not None:
-            self._watcher.cancel()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
 
     async def _wait_for_disconnect(self) -> None:
         message = await self._receive()

@@ -123,8 +123,9 @@ class ResponseWriter:
     async def _send_buffer(self) -> None:
         """Start the response if necessary, and send the buffered data."""
         exchange = self._exchange
-        if exchange.status is None and self._start_response is not None:
-            await self._start_response()
+        start_response, self._start_response = self._start_response, None
+        if exchange.status is None and start_response is not None:
+            await start_response()
         while self._buffer:
             body = b"".join(self._buffer)
             self._buffer.clear()
