@@ -24,6 +24,7 @@ from benchmarks.frontend.servers import (
     vllm_frontend,
 )
 from benchmarks.prepare import over_http
+from benchmarks.prepare.inside import TARGET
 from dovetail_tokenizers import load_tokenizer
 
 #: Many streams are measured first: a process does not return memory that it once allocated.
@@ -85,7 +86,7 @@ class Bench:
         """Measure new conversations with a long history, which no server knows."""
         for api in over_http.APIS:
             for frontend in self._frontends:
-                spent = over_http.measure_cold(frontend, api, over_http.TARGET)
+                spent = over_http.measure_cold(frontend, api, TARGET)
                 self.found.cold[frontend.name, api] = spent
                 print(f"  {frontend.name} {api}: {spent:.1f} ms", flush=True)
 

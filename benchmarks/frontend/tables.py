@@ -9,7 +9,7 @@ from benchmarks.frontend.load import Cost
 from benchmarks.frontend.many_streams import Many
 from benchmarks.frontend.requests import APIS
 from benchmarks.frontend.targets import OURS, STEPS, THEIRS, further_targets, targets
-from benchmarks.prepare.over_http import TARGET
+from benchmarks.prepare.inside import TARGET
 from benchmarks.report import Result, table
 
 PLOT = "frontend/call-length.svg"

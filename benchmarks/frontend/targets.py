@@ -7,7 +7,7 @@ from benchmarks.frontend import embedded
 from benchmarks.frontend.cases import IN_STEP, PACED, REMOTE, SATURATED, TURNS, Case
 from benchmarks.frontend.findings import Findings
 from benchmarks.frontend.requests import APIS
-from benchmarks.prepare import over_http
+from benchmarks.prepare.inside import TARGET
 
 OURS, THEIRS, STEPS = "dovetail", "dynamo", "dovetail, steps"
 HALF, QUARTER, FLAT = 0.5, 0.25, 1.1
@@ -81,7 +81,7 @@ def _turns(found: Findings, server: str) -> Target:
 
 
 def _cold(found: Findings) -> Target:
-    wanted = f"new conversation of {over_http.TARGET:,} tokens: at most {SAME} of Dynamo's"
+    wanted = f"new conversation of {TARGET:,} tokens: at most {SAME} of Dynamo's"
     pairs = {api: (found.cold.get((OURS, api)), found.cold.get((THEIRS, api))) for api in APIS}
     ratios = {api: ours / theirs for api, (ours, theirs) in pairs.items() if ours and theirs}
     return _target(wanted, ratios, SAME)
