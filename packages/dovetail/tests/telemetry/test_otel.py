@@ -24,7 +24,7 @@ from dovetail.net.trace_context import (
 )
 from dovetail.telemetry.otel import TelemetryError, open_telemetry
 from dovetail.telemetry.otel.recorder import MAX_CHILD_SPANS, child_spans, span_attributes
-from dovetail.telemetry.record import ReasoningSpan, RequestRecord
+from dovetail.telemetry.record import OutputSpan, RequestRecord
 from dovetail.telemetry.record import ToolCallRecord as ToolCall
 from dovetail_model import Usage
 
@@ -256,7 +256,7 @@ def test_the_number_of_child_spans_is_limited() -> None:
         status=200,
         duration=9.0,
         calls=calls,
-        reasoning_spans=(ReasoningSpan(0.5, 0.75),),
+        reasoning_spans=(OutputSpan(0.5, 0.75),),
         usage=Usage(input_tokens=1),
     )
     found = list(child_spans(end))

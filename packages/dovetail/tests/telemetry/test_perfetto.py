@@ -15,7 +15,7 @@ from perfetto_format import faults
 from typer.testing import CliRunner
 
 from dovetail.cli.main import build_app
-from dovetail.telemetry.record import ReasoningSpan, ToolCallRecord
+from dovetail.telemetry.record import OutputSpan, ToolCallRecord
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace
 from dovetail.telemetry.trace.sessions import summarize_sessions
@@ -41,7 +41,7 @@ def turn(began: float, **more: Any) -> TraceLine:
         "last_event": 0.9,
     }
     parts: Json = {
-        "reasoning_spans": (ReasoningSpan(0.2, 0.5),),
+        "reasoning_spans": (OutputSpan(0.2, 0.5),),
         "calls": (ToolCallRecord(f"call_{began}", "look_up", 0.6, 0.8),),
         "usage": usage,
         **times,
@@ -143,7 +143,7 @@ def test_slices_without_duration_do_not_nest(tmp_path: Path) -> None:
     burst = tuple(ToolCallRecord(id, "look_up", 0.6, 0.6) for id in "abc")
     at_once = {"decoded": 0.0, "admitted": 0.0, "prepared": 0.0, "first_token": 0.0}
     drawn = session(
-        turn(1.0, session="s", reasoning_spans=(ReasoningSpan(0.0, 0.0),), calls=burst, **at_once),
+        turn(1.0, session="s", reasoning_spans=(OutputSpan(0.0, 0.0),), calls=burst, **at_once),
         turn(1.6, session="s", results=("a", "b", "c"), calls=()),
         line(4.0, 0.0, session="s"),
         line(4.0, 0.0, session="s"),
@@ -187,7 +187,7 @@ def anything(draw: st.DrawFn) -> TraceLine:
         decoded=draw(st.none() | MOMENT),
         admitted=draw(st.none() | MOMENT),
         first_token=draw(st.none() | MOMENT),
-        reasoning_spans=tuple(draw(st.lists(st.builds(ReasoningSpan, MOMENT, MOMENT), max_size=3))),
+        reasoning_spans=tuple(draw(st.lists(st.builds(OutputSpan, MOMENT, MOMENT), max_size=3))),
         calls=tuple(draw(st.lists(calls, max_size=4))),
         results=tuple(draw(st.lists(ids, max_size=2))),
         usage=draw(st.none() | st.just(Usage(5, 3, 2))),

@@ -33,6 +33,11 @@ class ResponseDiagnostics:
         self._dropped = 0
         self.unreported: list[str] = []
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes, in the order of their codes."""
+        return tuple(sorted(self._notes))
+
     def add(self, note: str) -> None:
         note = _UNSAFE_CHARS.sub("_", note)[:_MAX_NOTE_CHARS]
         if note in self._notes:

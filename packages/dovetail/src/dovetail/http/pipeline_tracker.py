@@ -4,6 +4,7 @@ Of several choices, only the output of the first is recorded. All records that g
 of a model are bounded.
 """
 
+import re
 from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
@@ -15,7 +16,7 @@ from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.recovery import RecoveryKind
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import PrefixStats, ReasoningSpan, ToolCallRecord
+from dovetail.telemetry.record import PrefixStats, OutputSpan, ToolCallRecord
 from dovetail_model import (
     CallArgs,
     CallClose,
@@ -39,7 +40,7 @@ _DELTA_TYPES = frozenset((TextDelta, ReasoningDelta, CallArgs))
 
 
 class OutputTimeline:
-    """Times of the reasoning spans and tool calls of one response.
+    """Times of the reasoning spans, text spans and tool calls of one response.
 
     It needs only the batches in which a span or call starts or ends.
     """
@@ -49,6 +50,8 @@ class OutputTimeline:
         "_reasoning_started_at",
         "_report",
         "_returned",
+        "_text_spans",
+        "_text_started_at",
         "_tool_calls",
         "diagnostics",
         "ended_at",
@@ -57,7 +60,9 @@ class OutputTimeline:
     def __init__(self, report: ResponseDiagnostics) -> None:
         self._report = report
         self._reasoning_started_at: float | None = None  # start of the open span
-        self._reasoning_spans: list[ReasoningSpan] = []
+        self._reasoning_spans: list[OutputSpan] = []
+        self._text_started_at: float | None = None
+        self._text_spans: list[OutputSpan] = []
         self._tool_calls: dict[int, tuple[CallOpen, float, float | None]] = {}
         self._returned: dict[int, float] = {}  # call index -> time of the result
         self.diagnostics: dict[str, int] = {}
@@ -73,13 +78,15 @@ class OutputTimeline:
         last = type(events[-1])
         return last if choice == 0 and last in _DELTA_TYPES else None
 
-    def reasoning_spans(self, start: float, end: float) -> tuple[ReasoningSpan, ...]:
+    def reasoning_spans(self, start: float, end: float) -> tuple[OutputSpan, ...]:
         """Return the reasoning spans relative to `start`; an open span ends at `end`."""
-        if self._reasoning_started_at is not None:
-            self._close_reasoning(end)
-        return tuple(
-            ReasoningSpan(span.begin - start, span.end - start) for span in self._reasoning_spans
-        )
+        self._close_reasoning(end)
+        return _relative_spans(self._reasoning_spans, start)
+
+    def text_spans(self, start: float, end: float) -> tuple[OutputSpan, ...]:
+        """Return the text spans relative to `start`; an open span ends at `end`."""
+        self._close_text(end)
+        return _relative_spans(self._text_spans, start)
 
     def tool_calls(self, start: float, tool_names: frozenset[str]) -> tuple[ToolCallRecord, ...]:
         """Return the tool calls relative to `start`, without names that are not in `tool_names`."""
@@ -96,8 +103,17 @@ class OutputTimeline:
 
     def _close_reasoning(self, at: float) -> None:
         if self._reasoning_started_at is not None and len(self._reasoning_spans) < MAX_PARTS:
-            self._reasoning_spans.append(ReasoningSpan(self._reasoning_started_at, at))
+            self._reasoning_spans.append(OutputSpan(self._reasoning_started_at, at))
         self._reasoning_started_at = None
+
+    def _close_text(self, at: float) -> None:
+        if self._text_started_at is not None and len(self._text_spans) < MAX_PARTS:
+            self._text_spans.append(OutputSpan(self._text_started_at, at))
+        self._text_started_at = None
+
+    def _open_text(self, event: TextDelta, at: float) -> None:
+        if self._text_started_at is None:
+            self._text_started_at = at
 
     def _open_reasoning(self, event: ReasoningDelta, at: float) -> None:
         if self._reasoning_started_at is None:
@@ -106,8 +122,11 @@ class OutputTimeline:
     def _end_span(self, event: SpanEnd, at: float) -> None:
         if event.kind == "reasoning":
             self._close_reasoning(at)
+        elif event.kind == "text":
+            self._close_text(at)
 
     def _open_call(self, event: CallOpen, at: float) -> None:
+        self._close_text(at)
         if len(self._tool_calls) < MAX_PARTS:
             self._tool_calls[event.index] = (event, at, None)
 
@@ -128,7 +147,12 @@ class OutputTimeline:
         self.ended_at = at
 
 
+def _relative_spans(spans: list[OutputSpan], start: float) -> tuple[OutputSpan, ...]:
+    return tuple(OutputSpan(span.begin - start, span.end - start) for span in spans)
+
+
 _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
+    TextDelta: OutputTimeline._open_text,
     ReasoningDelta: OutputTimeline._open_reasoning,
     SpanEnd: OutputTimeline._end_span,
     CallOpen: OutputTimeline._open_call,
@@ -141,6 +165,8 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
 
 
 _MAX_NAME_CHARS = 256  # of names that clients send
+_MAX_HARNESS_CHARS = 64
+_UNSAFE_CHARS = re.compile(r"[^\w.@-]+", re.ASCII)
 _MAX_RESULTS = 256
 
 
@@ -151,6 +177,12 @@ def truncate_name(name: str) -> str:
 
 def truncate_optional_name(name: str | None) -> str | None:
     return None if name is None else truncate_name(name)
+
+
+def harness_name(user_agent: str | None) -> str:
+    """Return the name of the client program: the first product of a `User-Agent` header."""
+    product = (user_agent or "").partition(" ")[0].partition("/")[0]
+    return _UNSAFE_CHARS.sub("", product)[:_MAX_HARNESS_CHARS].lower()
 
 
 def client_traceparent(header: str | None) -> str | None:
@@ -182,6 +214,9 @@ def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
         reused=diagnosis.reused_tokens,
         reason=diagnosis.reason,
         turns=_count_turns(prepared),
+        diverged_at=diagnosis.diverged_at,
+        turn=diagnosis.turn,
+        shared=diagnosis.shared_tokens,
     )
 
 

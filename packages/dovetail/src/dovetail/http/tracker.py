@@ -14,6 +14,7 @@ from dovetail.http.pipeline_tracker import (
     OutputTimeline,
     PipelineTracker,
     client_traceparent,
+    harness_name,
     new_tool_result_ids,
     truncate_name,
     truncate_optional_name,
@@ -21,7 +22,7 @@ from dovetail.http.pipeline_tracker import (
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import ModelEntry
-from dovetail.prompt.prefix_report import describe_prefix, prefix_headers
+from dovetail.prompt.prefix_report import describe_prefix, divergence_text, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
 from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder
@@ -266,6 +267,7 @@ class RequestTracker:
                 key=b"" if prepared is None else prepared.owner.chain_key,
                 body=self.request_body,
                 response_body=response_body,
+                divergence=None if prepared is None else divergence_text(prepared.diagnosis),
             )
             for recorder in self._recorders:
                 try:
@@ -298,6 +300,7 @@ class RequestTracker:
             session=truncate_optional_name(identity.session) if identity is not None else None,
             parent=truncate_optional_name(identity.parent) if identity is not None else None,
             agent=truncate_optional_name(identity.agent) if identity is not None else None,
+            harness=harness_name(exchange.headers.get("user-agent")),
             compaction=identity is not None and identity.compaction,
             usage=usage,
             decoded=self._elapsed(self._decoded_at),
@@ -306,6 +309,7 @@ class RequestTracker:
             first_token=self._elapsed(self._first_token_at),
             last_event=self._elapsed(self._timeline.ended_at),
             reasoning_spans=self._timeline.reasoning_spans(start, self._timeline.ended_at or now),
+            text_spans=self._timeline.text_spans(start, self._timeline.ended_at or now),
             calls=self._timeline.tool_calls(start, _tool_names(request)),
             results=() if request is None else new_tool_result_ids(request),
             prefix=pipeline.prefix,
@@ -314,6 +318,7 @@ class RequestTracker:
             migrations=pipeline.migrations,
             carried=pipeline.carried_tokens,
             diagnostics=self._timeline.diagnostics,
+            notes=self.diagnostics.notes,
             finish=self._finish_reason(),
             error=self._error,
             reason=self._reason,

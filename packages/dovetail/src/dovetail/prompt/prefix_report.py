@@ -95,6 +95,13 @@ def describe_prefix(report: PrefixReport, *, payload: bool = False) -> str:
     return line
 
 
+def divergence_text(report: PrefixReport) -> tuple[str, str, str] | None:
+    """Return the text before the divergence, the old and the new text. Payload, not for logs."""
+    if report.diverged_at is None:
+        return None
+    return report.text_before, report.old_text, report.new_text
+
+
 def prefix_headers(report: PrefixReport) -> list[tuple[str, str]]:
     """Return the report as response headers, without text and without data of other sessions."""
     values = {

@@ -9,8 +9,8 @@ import msgspec
 from dovetail_model import Usage
 
 
-class ReasoningSpan(msgspec.Struct, frozen=True):
-    """A reasoning span: begin and end in seconds from the start of the request."""
+class OutputSpan(msgspec.Struct, frozen=True):
+    """A span of reasoning or text: begin and end in seconds from the start of the request."""
 
     begin: float
     end: float
@@ -42,6 +42,9 @@ class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
     `reused`: leading tokens that were reused from the ledger.
     `reason`: the reason of the divergence.
     `turns`: the assistant turns by origin of their tokens.
+    `diverged_at`: the index of the first divergent token.
+    `turn`: the index of the first changed turn, if a turn changed.
+    `shared`: for the first prompt of a session, the longest common prefix with another session.
     """
 
     common: int
@@ -50,6 +53,9 @@ class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
     reused: int = 0
     reason: str | None = None
     turns: dict[str, int] = {}
+    diverged_at: int | None = None
+    turn: int | None = None
+    shared: int = 0
 
     def add(self, other: "PrefixStats") -> "PrefixStats":
         """Add the prompt of a further model turn of the same response."""
@@ -61,6 +67,9 @@ class PrefixStats(msgspec.Struct, frozen=True, omit_defaults=True):
             self.reused + other.reused,
             self.reason or other.reason,
             {kind: self.turns.get(kind, 0) + other.turns.get(kind, 0) for kind in kinds},
+            self.diverged_at if self.reason else other.diverged_at,
+            self.turn if self.reason else other.turn,
+            self.shared,
         )
 
 
@@ -78,6 +87,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reached: `decoded`, `admitted`, `prepared` (the prompt was built), `first_token`, `last_event`
     (the end of the output), `duration`.
 
+    `harness`: the name of the client program, from its `User-Agent`.
+    `notes`: what was reported to the client: ignored fields, rewritten turns, tolerated output.
     `results`: the ids of calls whose results are in the request.
     `replica`: the number of the replica.
     `migrations`: the number of migrations to another replica.
@@ -102,6 +113,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     session: str | None = None
     parent: str | None = None
     agent: str | None = None
+    harness: str = ""
     compaction: bool = False
     usage: Usage | None = None
     decoded: float | None = None
@@ -109,7 +121,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prepared: float | None = None
     first_token: float | None = None
     last_event: float | None = msgspec.field(default=None, name="said")
-    reasoning_spans: tuple[ReasoningSpan, ...] = msgspec.field(default=(), name="thoughts")
+    reasoning_spans: tuple[OutputSpan, ...] = msgspec.field(default=(), name="thoughts")
+    text_spans: tuple[OutputSpan, ...] = msgspec.field(default=(), name="texts")
     calls: tuple[ToolCallRecord, ...] = ()
     results: tuple[str, ...] = ()
     prefix: PrefixStats | None = None
@@ -118,6 +131,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     migrations: int = 0
     carried: int = 0
     diagnostics: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
     finish: str | None = None
     error: str | None = None
     reason: str | None = None
@@ -151,13 +165,15 @@ class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
 
     `ids`: the prompt.
     `key`: the key of the tenant for digests.
-    `body`, `response_body`: the payloads, if they are traced.
+    `body`, `response_body`: the payloads, if they are captured.
+    `divergence`: the text before the divergence of the prompt, the old and the new text after it.
     """
 
     ids: "array[int] | None" = None
     key: bytes = b""
     body: bytes | None = None
     response_body: bytes | None = None
+    divergence: tuple[str, str, str] | None = None
 
 
 class RequestRecorder(Protocol):
