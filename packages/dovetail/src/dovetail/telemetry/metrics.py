@@ -19,22 +19,8 @@ from dovetail.telemetry.record import PrefixStats, RequestRecord
 
 VERSION = version("dovetail")
 _DURATION_BUCKETS_SECONDS = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    120,
-    300,
-    600,
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
+    *(2.5, 5, 10, 30, 60, 120, 300, 600),
 )
 _TOKEN_BUCKETS = tuple(float(2**power) for power in range(4, 21))
 INTER_TOKEN_BUCKETS_SECONDS = (
@@ -121,7 +107,13 @@ class _Histogram(_CachedLabels, Histogram):
 
 
 class Metrics:
-    """All metrics of one server process."""
+    """All metrics of one server process.
+
+    `inflight_requests`, `queued_requests`: the values of these gauges.
+    """
+
+    inflight_requests = 0
+    queued_requests = 0
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = _RegistryWithoutCreated()
@@ -224,11 +216,19 @@ class Metrics:
         """Return the inter-token histogram of a model."""
         return self._inter_token.setdefault(model, InterTokenHistogram())
 
+    def inter_token_counts(self) -> list[int]:
+        """Return the counts of the inter-token histograms of all models, per bucket."""
+        histograms = [one.counts for one in self._inter_token.values()]
+        empty = [0] * (len(INTER_TOKEN_BUCKETS_SECONDS) + 1)
+        return [sum(counts) for counts in zip(empty, *histograms, strict=True)]
+
     def start_request(self, endpoint: str) -> None:
+        self.inflight_requests += 1
         self._inflight.labels(endpoint).inc()
 
     def add_queued(self, delta: int) -> None:
         """Change the number of requests that wait for their first token."""
+        self.queued_requests += delta
         self._queued.inc(delta)
 
     def count_inexact_turn(self, model: str) -> None:
@@ -289,6 +289,7 @@ class Metrics:
     def record_request(self, record: RequestRecord) -> None:
         """Count a finished request."""
         kind = "stream" if record.stream else "unary"
+        self.inflight_requests -= 1
         self._inflight.labels(record.endpoint).dec()
         self._requests.labels(record.model, record.endpoint, kind, str(record.status)).inc()
         self._duration.labels(record.model, record.endpoint, kind).observe(record.duration)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -174,6 +174,25 @@ class RequestContents(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     response_body: bytes | None = None
     divergence: tuple[str, str, str] | None = None
+
+
+class StartedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose session and model are known. `at` is a wall clock time."""
+
+    at: float
+    tenant: str
+    model: str
+    session: str | None
+    parent: str | None
+    agent: str | None
+    harness: str
+
+
+@runtime_checkable
+class StartRecorder(Protocol):
+    """A recorder that is also called when a request is decoded."""
+
+    def start_request(self, started: StartedRequest) -> None: ...
 
 
 class RequestRecorder(Protocol):

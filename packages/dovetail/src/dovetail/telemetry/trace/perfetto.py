@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.telemetry.record import ToolCallRecord
+from dovetail.telemetry.record import RequestRecord, ToolCallRecord
 from dovetail.telemetry.trace.reader import ToolWait, Trace
 from dovetail.telemetry.trace.sessions import ThreadTrack, TrackAllocator, find_parent_sessions
 from dovetail.telemetry.trace.writer import TraceLine
@@ -171,7 +171,7 @@ def _raw_slices(line: TraceLine) -> Iterator[_Slice]:
         yield _Slice(call.name or "call", "tool call", begin, end, call)
 
 
-def _to_microseconds(line: TraceLine, seconds: float) -> int:
+def _to_microseconds(line: RequestRecord, seconds: float) -> int:
     """Return a wall clock time in microseconds, as an integer to preserve the order."""
     return round((line.began + min(seconds, line.duration)) * 1e6)
 

@@ -1,13 +1,13 @@
 """Read trace files, including rotated ones."""
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from dovetail.telemetry.record import ToolCallRecord
+from dovetail.telemetry.record import RequestRecord, ToolCallRecord
 from dovetail.telemetry.trace.writer import TraceLine
 
 
@@ -19,10 +19,10 @@ class TraceError(ValueError):
 class ToolWait:
     """A tool call and the later request with its result."""
 
-    line: TraceLine
+    line: RequestRecord
     call: ToolCallRecord
     dispatched: float
-    result_line: TraceLine
+    result_line: RequestRecord
 
     @property
     def seconds(self) -> float:
@@ -49,19 +49,24 @@ class Trace:
 
     def tool_waits(self) -> Iterator[ToolWait]:
         """Yield the calls with results, in the order of the calls."""
-        by_result: dict[tuple[str, str], TraceLine] = {}
-        for line in self.lines:
-            for id in line.results:
-                by_result.setdefault((line.tenant, id), line)
-        for line in self.lines:
-            for call in line.calls:
-                later, dispatched = by_result.get((line.tenant, call.id)), call.dispatched
-                if (
-                    later is not None
-                    and dispatched is not None
-                    and later.began >= line.began + dispatched
-                ):
-                    yield ToolWait(line, call, dispatched, later)
+        return find_tool_waits(self.lines)
+
+
+def find_tool_waits(lines: Sequence[RequestRecord]) -> Iterator[ToolWait]:
+    """Yield the calls of these requests with results, in the order of the calls."""
+    by_result: dict[tuple[str, str], RequestRecord] = {}
+    for line in lines:
+        for id in line.results:
+            by_result.setdefault((line.tenant, id), line)
+    for line in lines:
+        for call in line.calls:
+            later, dispatched = by_result.get((line.tenant, call.id)), call.dispatched
+            if (
+                later is not None
+                and dispatched is not None
+                and later.began >= line.began + dispatched
+            ):
+                yield ToolWait(line, call, dispatched, later)
 
 
 def read_traces(paths: Iterable[Path]) -> Trace:

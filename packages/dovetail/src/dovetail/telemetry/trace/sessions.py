@@ -4,11 +4,11 @@ A session is a process track and its agents are thread tracks. Slices of one thr
 nested or consecutive, but must not overlap partially: overlapping slices get separate tracks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dovetail.telemetry.record import RequestRecord
 from dovetail.telemetry.trace.reader import Trace
-from dovetail.telemetry.trace.writer import TraceLine
 
 NO_SESSION = "requests without a session"
 
@@ -39,7 +39,7 @@ class TrackAllocator:
     _process_tracks: dict[tuple[str, str], ProcessTrack] = field(default_factory=dict)
     _thread_tracks: dict[tuple[int, str], list[ThreadTrack]] = field(default_factory=dict)
 
-    def process_track(self, line: TraceLine) -> ProcessTrack:
+    def process_track(self, line: RequestRecord) -> ProcessTrack:
         """Return the track of the root session of a request."""
         root = self._root_session(line)
         key = (line.tenant, root)
@@ -49,14 +49,14 @@ class TrackAllocator:
             self._process_tracks[key] = ProcessTrack(len(self._process_tracks) + 1, name)
         return self._process_tracks[key]
 
-    def agent_name(self, line: TraceLine) -> str:
+    def agent_name(self, line: RequestRecord) -> str:
         """Return the name of the agent or sub-agent that sent a request."""
         is_subagent = line.session is not None and line.session != self._root_session(line)
         if not is_subagent:
             return line.agent or "main"
         return f"{line.agent or 'sub-agent'} {line.session}"
 
-    def thread_track(self, line: TraceLine, name: str, begin: int, end: int) -> ThreadTrack:
+    def thread_track(self, line: RequestRecord, name: str, begin: int, end: int) -> ThreadTrack:
         """Return a track of this name that is free from `begin` on. Call it in order of time."""
         process = self.process_track(line).number
         tracks = self._thread_tracks.setdefault((process, name), [])
@@ -76,7 +76,7 @@ class TrackAllocator:
         for tracks in self._thread_tracks.values():
             yield from tracks
 
-    def _root_session(self, line: TraceLine) -> str:
+    def _root_session(self, line: RequestRecord) -> str:
         """Return the root session, as far as it is known. A cycle of parents ends the walk."""
         root, seen = line.session or "", set[str]()
         while (parent := self.parents.get((line.tenant, root))) and root not in seen:
@@ -85,7 +85,7 @@ class TrackAllocator:
         return root
 
 
-def find_parent_sessions(lines: tuple[TraceLine, ...]) -> dict[tuple[str, str], str]:
+def find_parent_sessions(lines: Sequence[RequestRecord]) -> dict[tuple[str, str], str]:
     """Return the parents that are sessions of the trace. Other parents are ids of agents."""
     known = {(line.tenant, line.session) for line in lines}
     return {
@@ -136,7 +136,7 @@ def summarize_sessions(trace: Trace) -> list[SessionSummary]:
     return list(summaries.values())
 
 
-def _add_request(summary: SessionSummary, line: TraceLine) -> None:
+def _add_request(summary: SessionSummary, line: RequestRecord) -> None:
     summary.requests += 1
     summary.failed += line.status >= 400
     summary.calls += len(line.calls)

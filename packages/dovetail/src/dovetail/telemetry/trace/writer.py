@@ -212,14 +212,21 @@ _log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """A recorder that writes a trace in a thread. `on_drop` is called for dropped requests."""
+    """A recorder that writes a trace in a thread.
+
+    `on_drop` is called for dropped requests. Without `payloads`, bodies are left out even if they
+    were captured for another recorder.
+    """
 
     def __init__(
         self,
         file: TraceFile,
         on_drop: Callable[[], None] = lambda: None,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
+        *,
+        payloads: bool = True,
     ) -> None:
+        self._payloads = payloads
         self._file = file
         self._on_drop = on_drop
         self._max_queued_bytes = max_queued_bytes
@@ -231,6 +238,8 @@ class TraceWriter:
         self._thread.start()
 
     def record_request(self, record: RequestRecord, contents: RequestContents) -> None:
+        if not self._payloads and (contents.body or contents.response_body):
+            contents = msgspec.structs.replace(contents, body=None, response_body=None)
         size = _LINE_OVERHEAD_BYTES + sum(
             len(part) for part in (contents.body, contents.response_body) if part is not None
         )
