@@ -21,6 +21,7 @@ from typing import Any
 from http_fixture import NAME, Stage, head, read_reply, run, serving, tiny_model
 
 from dovetail.engines.scripted import ScriptedEngine, parse_script
+from dovetail.http.options import HttpOptions
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.ledger import Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -113,7 +114,7 @@ def test_documentation_lists_the_modules_that_a_streaming_request_enters() -> No
 
     async def scene() -> None:
         ledger = Ledger(MemoryLedgerStore())
-        async with serving(registry=registry(ledger)) as stage:
+        async with serving(HttpOptions(ui=True), registry=registry(ledger)) as stage:
             blocks = await stream(stage, [QUESTION])
             await ledger.flush()
             assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]

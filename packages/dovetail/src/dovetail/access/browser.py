@@ -82,6 +82,14 @@ class BrowserPolicy:
         if headers.get("sec-fetch-site") in _SITES_OF_OTHERS and not _is_navigation(headers):
             raise forbidden_origin("another site")
 
+    def require_same_origin(self, headers: Headers) -> None:
+        """Raise if a page of another server sent the request. Call `require_host` before."""
+        origin, host = headers.get("origin"), headers.get("host", "")
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+            raise forbidden_origin(origin)
+        if headers.get("sec-fetch-site") in _SITES_OF_OTHERS and not _is_navigation(headers):
+            raise forbidden_origin("another site")
+
     def is_allowed_origin(self, origin: str) -> bool:
         return ANY in self._origins or origin.lower() in self._origins
 

@@ -24,6 +24,7 @@ from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route, RouteTable, build_document, select_error_codec
 from dovetail.http.tokens import TokensEndpoints
 from dovetail.http.tracker import RequestTracker
+from dovetail.http.ui import UiEndpoints
 from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint
 from dovetail.net.exchange import ClientDisconnected, Receive, Scope, Send
 from dovetail.net.trace_context import SpanFactory, trace_scope
@@ -32,6 +33,7 @@ from dovetail.pipeline.registry import ModelRegistry
 from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
+from dovetail.ui.data import UiData
 from dovetail_model import DovetailError
 from dovetail_protocols import (
     COMPACT,
@@ -57,13 +59,19 @@ class App:
         recorders: Sequence[RequestRecorder] = (),
     ) -> None:
         self.service = service
-        self.recorders = recorders
+        self.options = options or HttpOptions()
+        self.metrics = metrics or Metrics()
+        #: The data of the web UI, if it is enabled.
+        self.ui = (
+            UiData(service, self.metrics, payloads=self.options.ui_payloads)
+            if self.options.ui
+            else None
+        )
+        self.recorders = recorders if self.ui is None else (*recorders, self.ui)
         self._begin_span = next(
             (recorder.start_span for recorder in recorders if isinstance(recorder, SpanFactory)),
             None,
         )
-        self.options = options or HttpOptions()
-        self.metrics = metrics or Metrics()
         self.metrics.registry.register(ReplicaCollector(service))
         self.metrics.registry.register(StoreCollector(service.store_faults))
         self.metrics.track_held_body_bytes(lambda: request_memory.total_bytes)
@@ -93,14 +101,18 @@ class App:
             self.options.websocket_options,
         )
         self.routes = RouteTable(self._build_routes(), self._websocket_routes())
-        self._openapi_document = build_document(self.routes.all)
+        self._openapi_document = build_document(
+            route for route in self.routes.all if not route.for_own_pages
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("client")
         if scope["type"] != "lifespan":
             self.options.client_addresses.set_client(scope)
         match scope["type"]:
             case "http":
                 exchange = ApiExchange(scope, receive, send)
+                exchange.connected_from = connection[0] if connection else None
                 exchange.extra_headers += self.options.browser_policy.cors_headers(exchange.headers)
                 await self._respond(exchange)
             case "lifespan":
@@ -152,7 +164,7 @@ class App:
             with convert_panics():
                 has_started = lambda: exchange.status is not None  # noqa: E731
                 async with self.draining.ensure_response(codec, has_started):
-                    await self._handle(exchange, tracker)
+                    await self._handle(exchange, tracker, path_route)
         except ClientDisconnected:
             tracker.on_disconnect()
         except Exception as error:
@@ -164,8 +176,10 @@ class App:
                 raise  # the server aborts the connection: the response must not look complete
             await send_error(exchange, codec, failure)
 
-    async def _handle(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
-        if await self._check_browser(exchange):
+    async def _handle(
+        self, exchange: ApiExchange, tracker: RequestTracker, path_route: Route | None
+    ) -> None:
+        if await self._check_browser(exchange, path_route):
             return
         route = self.routes.match(exchange)
         if route.needs_key:
@@ -173,7 +187,7 @@ class App:
             exchange.tenant = exchange.caller.tenant
         await route.handler(exchange, tracker)
 
-    async def _check_browser(self, exchange: ApiExchange) -> bool:
+    async def _check_browser(self, exchange: ApiExchange, route: Route | None) -> bool:
         """Reject requests of foreign web pages. Returns whether the request was a preflight.
 
         Messages of a WebSocket were checked with its handshake.
@@ -181,6 +195,11 @@ class App:
         if exchange.transport == "websocket" and not exchange.is_upgrade:
             return False
         policy, headers = self.options.browser_policy, exchange.headers
+        if route is not None and route.for_own_pages:
+            # Its host is checked even with keys: a page is meant for people, not for programs.
+            policy.require_host(headers, has_keys=False)
+            policy.require_same_origin(headers)
+            return False
         has_keys = bool(self.options.keys)
         policy.require_host(headers, has_keys=has_keys)
         if policy.is_preflight(exchange.method, headers):
@@ -278,6 +297,7 @@ class App:
             ),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *self._health_routes(),
+            *self._ui_routes(),
         ]
         for prefix in ("/v1", ""):
             table += [
@@ -307,6 +327,13 @@ class App:
                 ),
             ]
         return table
+
+    def _ui_routes(self) -> list[Route]:
+        if self.ui is None:
+            return []
+        endpoints = UiEndpoints(self.ui, self.options)
+        self.draining.on_start(endpoints.stop)
+        return endpoints.routes()
 
     def _websocket_routes(self) -> list[Route]:
         """Return the routes that can be upgraded to a WebSocket."""

@@ -18,6 +18,7 @@ class ApiExchange(Exchange):
 
     started_at: When the request arrived, in the time of `perf_counter`.
     request_id: Id that the client sent, or a new one.
+    connected_from: Address of the connection's other end, which may be a proxy.
     caller: The sender, identified by its API key.
     tenant: Tenant of the caller; "" if there is none.
     transport: Whether the request arrived over HTTP or as a message of a WebSocket.
@@ -29,6 +30,7 @@ class ApiExchange(Exchange):
 
     __slots__ = (
         "caller",
+        "connected_from",
         "extra_headers",
         "held_bytes",
         "local_responses",
@@ -42,6 +44,7 @@ class ApiExchange(Exchange):
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started_at = perf_counter()
         super().__init__(scope, receive, send)
+        self.connected_from: str | None = None
         self.caller = ANONYMOUS
         self.tenant = ""
         self.transport: Literal["http", "websocket"] = "http"

@@ -93,6 +93,8 @@ class HttpOptions:
     capture_payloads: Whether to capture bodies of requests and responses for recorders.
     codex_profiles: Entries of Codex's own catalog that models are shown with to Codex, by slug.
     prefix_sharing: Which tenants share an engine's prefix cache.
+    ui: Whether to serve the web UI.
+    ui_payloads: Whether the web UI shows texts of prompts and responses.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
@@ -118,6 +120,8 @@ class HttpOptions:
     capture_payloads: bool = False
     codex_profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prefix_sharing: PrefixSharing = "tenant"
+    ui: bool = False
+    ui_payloads: bool = False
 
 
 def _codex_profile_slugs(config: Config) -> list[str | None]:
@@ -146,6 +150,8 @@ def build_http_options(
         keys = ApiKeys(config.api_key, file=file, may_be_empty=reloading, limits=limits)
     except KeyFileError as error:
         raise ValueError(f"--api-key-file {error}") from error
+    if config.ui_payloads and not keys:
+        raise ValueError("--ui-payloads requires --api-key or --api-key-file")
     return HttpOptions(
         keys=keys,
         limit_store=MemoryLimitStore() if limit_store is None else limit_store,
@@ -172,7 +178,10 @@ def build_http_options(
         reasoning_field=config.reasoning_field_name,
         dispatch=frozenset(dispatch),
         log_prefix=config.log_prefix,
-        capture_payloads=config.trace_payloads and config.trace_file is not None,
+        capture_payloads=(config.trace_payloads and config.trace_file is not None)
+        or (config.ui and config.ui_payloads),
         codex_profiles=read_profiles(_codex_profile_slugs(config)),
         prefix_sharing=config.prefix_sharing,
+        ui=config.ui,
+        ui_payloads=config.ui_payloads,
     )

@@ -16,7 +16,7 @@ from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.recovery import RecoveryKind
 from dovetail.telemetry.metrics import Metrics
-from dovetail.telemetry.record import PrefixStats, OutputSpan, ToolCallRecord
+from dovetail.telemetry.record import OutputSpan, PrefixStats, ToolCallRecord
 from dovetail_model import (
     CallArgs,
     CallClose,

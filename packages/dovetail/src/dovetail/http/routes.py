@@ -26,6 +26,7 @@ class Route:
     needs_key: Whether a key is required if the server has keys.
     counted: Whether requests appear in metrics and logs.
     codec: Codec of the API that the route belongs to. It encodes errors.
+    for_own_pages: Whether pages of this server use it, and no other pages.
     """
 
     method: str
@@ -35,6 +36,7 @@ class Route:
     needs_key: bool = True
     counted: bool = True
     codec: Codec | None = None
+    for_own_pages: bool = False
 
     @property
     def endpoint(self) -> str:

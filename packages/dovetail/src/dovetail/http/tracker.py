@@ -25,7 +25,13 @@ from dovetail.pipeline.registry import ModelEntry
 from dovetail.prompt.prefix_report import describe_prefix, divergence_text, prefix_headers
 from dovetail.telemetry.log import log_request
 from dovetail.telemetry.metrics import INTER_TOKEN_BUCKETS_SECONDS, InterTokenHistogram, Metrics
-from dovetail.telemetry.record import RequestContents, RequestRecord, RequestRecorder
+from dovetail.telemetry.record import (
+    RequestContents,
+    RequestRecord,
+    RequestRecorder,
+    StartedRequest,
+    StartRecorder,
+)
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
 
 CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client has disconnected
@@ -121,6 +127,24 @@ class RequestTracker:
         self._last_events = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
         self._metrics.add_queued(+1)
+        self._report_start(request)
+
+    def _report_start(self, request: Request) -> None:
+        recorders = [one for one in self._recorders if isinstance(one, StartRecorder)]
+        if not recorders:
+            return
+        identity = request.identity
+        started = StartedRequest(
+            at=time.time(),
+            tenant=self._exchange.tenant,
+            model=self._model,
+            session=truncate_optional_name(identity.session),
+            parent=truncate_optional_name(identity.parent),
+            agent=truncate_optional_name(identity.agent),
+            harness=harness_name(self._exchange.headers.get("user-agent")),
+        )
+        for recorder in recorders:
+            recorder.start_request(started)
 
     def on_admitted(self) -> None:
         """Record that the request is admitted."""

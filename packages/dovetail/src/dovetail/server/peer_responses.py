@@ -1,9 +1,11 @@
 """Requests between the worker processes of a server about responses and ended sessions."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+
+import msgspec
 
 from dovetail.http.app import App
 from dovetail.http.responses.run import FrameLog, ResponseKey, read_chunks
@@ -15,12 +17,14 @@ from dovetail.server.worker_peers import (
     WorkerPeers,
     await_first_frame,
 )
+from dovetail.ui.data import UiData, UiQuery
 from dovetail_model import Identity
 
 MAX_PENDING_RELEASES = 256  # further sessions are released when their space is needed
 CANCEL_TIMEOUT_SECONDS = 30.0  # until a cancelled run has ended
 
 FOLLOW, CANCEL, FORGET, RELEASE = "follow", "cancel", "forget", "release"
+UI = "ui"
 
 
 @asynccontextmanager
@@ -39,12 +43,28 @@ async def join_peers(
     _PeerRequestHandlers(app).register(peers)
     sessions = _PeerSessions(peers)
     app.service.release_in_peers = sessions.release
+    if app.ui is not None:
+        _share_ui(app.ui, peers, count)
     await peers.open()
     try:
         yield
     finally:
         await sessions.close()
         await peers.close()
+
+
+def _share_ui(data: UiData, peers: WorkerPeers, count: int) -> None:
+    """Let the web UI of every worker show the requests of all workers."""
+
+    async def gather(query: UiQuery) -> Iterable[bytes]:
+        request = PeerRequest(UI, id=msgspec.json.encode(query).decode())
+        return (await peers.request_all(request)).values()
+
+    async def answer(request: PeerRequest) -> AsyncGenerator[bytes]:
+        yield data.answer(msgspec.json.decode(request.id, type=UiQuery))
+
+    peers.register(UI, answer)
+    data.gather, data.workers = gather, count
 
 
 class _PeerSessions:

@@ -355,6 +355,15 @@ class Config:
         "Send spans to this OpenTelemetry collector with OTLP over HTTP. Requires dovetail[otel].",
     )
 
+    ui: bool = _setting(
+        True,
+        "Serve the web UI at /ui: to admin keys, or without API keys only to this machine.",
+    )
+    ui_payloads: bool = _setting(
+        False,
+        "Show texts of prompts and responses in the web UI, for debugging. Requires API keys.",
+    )
+
     # Sampling defaults
     temperature: float | None = _model_setting(
         None, "Default sampling temperature; overrides the model's own default."

@@ -1,0 +1,168 @@
+"""Endpoints of the web UI: the page, its data as JSON, and its updates as server-sent events.
+
+With API keys, the data requires an admin key; the page itself has no data and asks for the key.
+Without keys, only this machine may use the UI: the connection, the `Host` header and a proxy's
+headers are checked.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from dovetail.access.auth import require_admin
+from dovetail.access.browser import is_loopback
+from dovetail.http.errors import UnknownRoute
+from dovetail.http.exchange import ApiExchange
+from dovetail.http.options import HttpOptions
+from dovetail.http.response import STREAM_HEADERS
+from dovetail.http.routes import Route
+from dovetail.http.tracker import RequestTracker
+from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, DisconnectGuard
+from dovetail.ui.data import SNAPSHOT_SECONDS, UiData
+from dovetail.ui.page import SECURITY_HEADERS, read_static_files
+from dovetail_model import Forbidden, RateLimited
+
+MAX_STREAMS = 32  # pages that are updated at the same time
+MAX_QUERY_CHARS = 256
+_FORWARDED_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+
+JsonHandler = Callable[[ApiExchange], Awaitable[object]]
+
+
+class UiEndpoints:
+    """Serve the page and its data."""
+
+    def __init__(self, data: UiData, options: HttpOptions) -> None:
+        self._data = data
+        self._options = options
+        self._streams = 0
+        self._stopping = asyncio.Event()
+        self._json: dict[str, JsonHandler] = {
+            "overview": self._overview,
+            "sessions": self._sessions,
+            "session": self._session,
+            "payload": self._payload,
+        }
+
+    def routes(self) -> list[Route]:
+        """Return the routes. Keys are checked here, because the page itself needs none."""
+        return [
+            Route(
+                *("GET", path, self._serve, summary),
+                needs_key=False,
+                counted=False,
+                for_own_pages=True,
+            )
+            for path, summary in (
+                ("/ui", "Web UI: sessions and prefix reuse"),
+                ("/ui/", "Files and data of the web UI"),
+            )
+        ]
+
+    def stop(self) -> None:
+        """End all streams: the server stops."""
+        self._stopping.set()
+
+    async def _serve(self, exchange: ApiExchange, tracker: RequestTracker) -> None:
+        self._require_access(exchange)
+        name = exchange.path.removeprefix("/ui").removeprefix("/")
+        if exchange.path == "/ui/":
+            await exchange.respond(308, b"", headers=[("location", "../ui"), *SECURITY_HEADERS])
+        elif not name.startswith("api/"):
+            await self._send_file(exchange, name or "index.html")
+        else:
+            self._require_admin(exchange)
+            await self._send_data(exchange, name.removeprefix("api/"))
+
+    def _require_access(self, exchange: ApiExchange) -> None:
+        """Raise for other machines if the server has no keys."""
+        if not self._options.keys and not _is_local(exchange):
+            raise Forbidden(
+                "Without API keys, the web UI is only available on the machine of the server. "
+                "Set --api-key or --api-key-file to use it from elsewhere."
+            )
+
+    def _require_admin(self, exchange: ApiExchange) -> None:
+        if self._options.keys:
+            exchange.caller = self._options.keys.authenticate(exchange.headers)
+            require_admin(exchange.caller)
+
+    async def _send_file(self, exchange: ApiExchange, name: str) -> None:
+        file = read_static_files().get(name)
+        if file is None:
+            raise UnknownRoute(f"Unknown path {exchange.path}.")
+        body, content_type = file
+        body = b"" if exchange.method == "HEAD" else body
+        await exchange.respond(200, body, content_type, SECURITY_HEADERS)
+
+    async def _send_data(self, exchange: ApiExchange, name: str) -> None:
+        if name == "events":
+            await self._stream(exchange)
+            return
+        handler = self._json.get(name)
+        value = None if handler is None else await handler(exchange)
+        if value is None:
+            raise UnknownRoute("The session or page does not exist, or is no longer in memory.")
+        body = value if isinstance(value, bytes) else msgspec.json.encode(value)
+        await exchange.respond(200, body, headers=SECURITY_HEADERS)
+
+    async def _overview(self, exchange: ApiExchange) -> object:
+        return await self._data.overview()
+
+    async def _sessions(self, exchange: ApiExchange) -> object:
+        query = exchange.query
+        offset = query.get("offset", "0")
+        at = min(int(offset), 1 << 20) if offset.isdecimal() else 0
+        return await self._data.sessions(query.get("q", "")[:MAX_QUERY_CHARS], at)
+
+    async def _session(self, exchange: ApiExchange) -> object:
+        query = exchange.query
+        return await self._data.session(query.get("tenant", ""), query.get("id", ""))
+
+    async def _payload(self, exchange: ApiExchange) -> object:
+        query = exchange.query
+        names = (query.get(name, "") for name in ("tenant", "id", "turn"))
+        return await self._data.payload(*names) if self._data.payloads else None
+
+    async def _stream(self, exchange: ApiExchange) -> None:
+        """Send the overview every second until the client disconnects or the server stops."""
+        if self._streams >= MAX_STREAMS:
+            raise RateLimited(f"At most {MAX_STREAMS} pages can be updated at the same time.")
+        self._streams += 1
+        try:
+            headers = dict((*STREAM_HEADERS, *SECURITY_HEADERS))
+            await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers.items())
+            async with DisconnectGuard(exchange.receive):
+                while not self._stopping.is_set():
+                    self._revalidate(exchange)
+                    data = await self._data.overview()
+                    await exchange.write(b"event: overview\ndata: " + data + b"\n\n")
+                    await self._wait()
+            await exchange.end()
+        finally:
+            self._streams -= 1
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(SNAPSHOT_SECONDS):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    def _revalidate(self, exchange: ApiExchange) -> None:
+        """Raise if the key of an open stream was revoked."""
+        if self._options.keys:
+            require_admin(self._options.keys.revalidate(exchange.caller))
+
+
+def _is_local(exchange: ApiExchange) -> bool:
+    """Return whether a client on this machine sent the request, without a proxy in between."""
+    host = exchange.headers.get("host", "").rpartition("@")[2]
+    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    return (
+        exchange.connected_from is not None
+        and is_loopback(exchange.connected_from.partition("%")[0].removeprefix("::ffff:"))
+        and is_loopback(name.lower())
+        and not any(header in exchange.headers for header in _FORWARDED_HEADERS)
+    )
