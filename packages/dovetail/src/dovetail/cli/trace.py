@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.errors import fail
+from dovetail.cli.trace_html import HtmlOutputOption, write_html
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
 from dovetail.telemetry.trace.sessions import SessionSummary, summarize_sessions
@@ -49,6 +50,17 @@ def perfetto(
             file.write(timeline)
     except OSError as error:
         fail("trace", f"cannot write {output}: {error.strerror}")
+
+
+@app.command("html")
+def html(
+    files: TraceFilesArgument,
+    output: HtmlOutputOption = None,
+    session: SessionOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Write the view of the web UI as one HTML file: timeline, turns, prefix diagnostics."""
+    write_html(_read_filtered(files, session, tenant), session, output)
 
 
 @app.command("summary")
