@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-harness test-clients test-transformers test-vllm test-sglang test-fleet verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-ui test-harness test-clients test-transformers test-vllm test-sglang test-fleet verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -55,8 +55,12 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 .perfetto: .venv/.dev
 	@$(BIN)/python tools/fetch_perfetto.py
 
+.PHONY: .axe
+.axe: .venv/.dev
+	@$(BIN)/python tools/fetch_axe.py
+
 # The transformers engine has a separate suite, since torch and triton take 2 GB.
-test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
+test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto .axe  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
 	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser and not fleet" $(TESTS)
 	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
 
@@ -71,6 +75,10 @@ soak: .venv/.dev .cache/.tokenizers  ## run the long tests: 10,000 malformed req
 # Uses the Chromium on PATH, or the program in DOVETAIL_BROWSER.
 test-browser: .venv/.dev  ## load hostile web pages in a real Chromium
 	$(PYTEST) -rs -m browser packages/dovetail/tests
+
+# Also part of `make test`, where a browser is installed.
+test-ui: .venv/.dev .axe  ## test the web UI in a real Chromium
+	$(PYTEST) -rs -m ui packages/dovetail/tests
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
