@@ -206,7 +206,8 @@ def test_field_tables_are_current() -> None:
 def test_demo_dispatches_every_call_and_preserves_every_turn() -> None:
     shown = run("-m", "dovetail", "demo", "--fast")
     assert shown.count("⚡ dispatched") == 3
-    assert len(re.findall(r"exact \(grown\)", shown)) == 2
+    assert shown.count("tokens: exact") == 2
+    assert re.search(r"http://127\.0\.0\.1:\d+/ui", shown)
     assert "in the next prompt, token for token: yes" in shown
 
 
