@@ -23,7 +23,7 @@ OPEN = HttpOptions(ui=True)
 
 
 async def statuses(stage: Stage, paths: tuple[str, ...] = PATHS[:4], **headers: str) -> set[int]:
-    return {(await stage.request("GET", path, **headers)).status for path in paths}
+    return {(await stage.request("GET", path, b"", **headers)).status for path in paths}
 
 
 def test_ui_is_served_to_this_machine_without_keys() -> None:
@@ -69,7 +69,7 @@ def test_foreign_pages_and_proxies_are_rejected_without_keys(headers: dict[str, 
     async def scene() -> None:
         policy = BrowserPolicy(["192.0.2.7"])  # allowed for the APIs, but not this machine
         async with serving(HttpOptions(ui=True, browser_policy=policy)) as stage:
-            assert await statuses(stage, **headers) == {403}
+            assert await statuses(stage, PATHS[:4], **headers) == {403}
 
     run(scene)
 

@@ -31,7 +31,7 @@ def child_record(session: str, parent: str, began: float = 2.0) -> RequestRecord
     )  # fmt: skip
 
 
-def test_last_sessions_are_kept() -> None:
+def test_last_sessions_are_stored() -> None:
     history = RequestHistory(max_sessions=3)
     for number in range(5):
         record(history, SimulatedSession(f"s{number}"), float(number))
@@ -104,7 +104,7 @@ def test_search_finds_names_in_any_order() -> None:
     assert history.count(("nothing",)) == 0
 
 
-def test_texts_are_kept_only_with_payloads() -> None:
+def test_texts_are_stored_only_with_payloads() -> None:
     contents = RequestContents(body=b"secret", divergence=("a", "b", "c"))
     for payloads in (False, True):
         history = RequestHistory(payloads=payloads)

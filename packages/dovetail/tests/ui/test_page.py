@@ -245,7 +245,7 @@ def test_file_of_a_trace_shows_the_session_without_a_server(tmp_path: Path) -> N
             await page.click("text=All turns")
             rows = await cells(page, "Turns of the session")
             assert [row[5] for row in rows] == [
-                count(r.usage and r.usage.input_tokens) for r in records
+                count(one.usage.input_tokens) for one in records if one.usage
             ]
             agents = await cells(page, "Agents of the session")
             assert [row[0].strip() for row in agents] == ["main", "↳ explore", "↳ run-tests"]
@@ -276,7 +276,7 @@ async def use_keyboard(page: Any) -> None:
     await page.click("text=All turns")
 
 
-def test_page_asks_for_an_admin_key_and_shows_texts_only_with_payloads() -> None:
+def test_page_requires_an_admin_key_and_shows_texts_only_with_payloads() -> None:
     options = HttpOptions(
         keys=ApiKeys(["top-secret"]), ui=True, ui_payloads=True, capture_payloads=True
     )

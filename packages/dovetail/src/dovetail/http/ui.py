@@ -1,6 +1,6 @@
 """Endpoints of the web UI: the page, its data as JSON, and its updates as server-sent events.
 
-With API keys, the data requires an admin key; the page itself has no data and asks for the key.
+With API keys, the data requires an admin key; the page itself has no data, only a form for the key.
 Without keys, only this machine may use the UI: the connection, the `Host` header and a proxy's
 headers are checked.
 """

@@ -60,10 +60,10 @@ def _share_ui(data: UiData, peers: WorkerPeers, count: int) -> None:
         request = PeerRequest(UI, id=msgspec.json.encode(query).decode())
         return (await peers.request_all(request)).values()
 
-    async def answer(request: PeerRequest) -> AsyncGenerator[bytes]:
-        yield data.answer(msgspec.json.decode(request.id, type=UiQuery))
+    async def respond(request: PeerRequest) -> AsyncGenerator[bytes]:
+        yield data.query(msgspec.json.decode(request.id, type=UiQuery))
 
-    peers.register(UI, answer)
+    peers.register(UI, respond)
     data.gather, data.workers = gather, count
 
 

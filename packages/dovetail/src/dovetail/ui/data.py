@@ -21,7 +21,7 @@ SNAPSHOT_SECONDS = 1.0  # between two updates of the overview
 
 
 class UiQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to another worker process. `limit`: the maximum number of sessions."""
+    """A request to another worker process. `limit`: the maximum number of sessions."""
 
     kind: Literal["overview", "sessions", "session"]
     tenant: str = ""
@@ -75,7 +75,7 @@ async def _gather_nothing(query: UiQuery) -> Iterable[bytes]:
 class UiData:
     """A recorder with everything that the page shows.
 
-    gather: Sends a question to all other worker processes and returns their responses.
+    gather: Sends a request to all other worker processes and returns their responses.
     workers: The number of worker processes.
     payloads: Whether texts of prompts and responses are stored.
     """
@@ -100,8 +100,8 @@ class UiData:
     def close(self) -> None:
         """Nothing is pending."""
 
-    def answer(self, query: UiQuery) -> bytes:
-        """Answer the question of another worker process."""
+    def query(self, query: UiQuery) -> bytes:
+        """Return what another worker process requests."""
         match query.kind:
             case "overview":
                 return _encode(ProcessOverview(self.live.snapshot(), self._replicas()))

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -201,7 +202,7 @@ def _error_entry(record: RequestRecord) -> ErrorEntry:
     )
 
 
-def build_live_view(snapshot: LiveSnapshot, now: float) -> dict[str, object]:
+def build_live_view(snapshot: LiveSnapshot, now: float) -> dict[str, Any]:
     """Return the statistics as JSON values: rates of the last minute, series, percentiles."""
     last = int(now // BUCKET_SECONDS)
     numbers = range(last - BUCKETS + 1, last + 1)
