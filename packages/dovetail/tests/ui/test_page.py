@@ -261,16 +261,18 @@ def test_file_of_a_trace_shows_the_session_without_a_server(tmp_path: Path) -> N
     run(scene)
 
 
+AXIS = "() => [...document.querySelectorAll('.axis text')].map((one) => one.textContent).join()"
+
+
 async def use_keyboard(page: Any) -> None:
     """Zoom, pan and select a turn with keys alone."""
-    axis = "[...document.querySelectorAll('.axis text')].map((one) => one.textContent).join()"
-    before = await page.evaluate(axis)
+    before = await page.evaluate(AXIS)
     await page.focus(".timeline")
     await page.keyboard.press("+")
-    await page.wait_for_function(f"{axis} !== {before!r}")
+    await page.wait_for_function(f"(before) => ({AXIS})() !== before", arg=before)
     await page.keyboard.press("ArrowRight")
     await page.keyboard.press("0")
-    await page.wait_for_function(f"{axis} === {before!r}")
+    await page.wait_for_function(f"(before) => ({AXIS})() === before", arg=before)
     await page.keyboard.press(".")
     await page.wait_for_selector("#turn-title >> text=Turn 1 of")
     await page.click("text=All turns")
