@@ -51,7 +51,7 @@ class Browser:
     async def check(self, page: Any) -> None:
         """Fail if anything went wrong."""
         self.errors += [f"policy: {one}" for one in await page.evaluate("window.violations")]
-        assert not self.errors
+        assert not self.errors, self.errors
 
     def _on_console(self, message: Any) -> None:
         if message.type == "error":
