@@ -4,7 +4,7 @@ from dovetail_tokenizers.byte import ByteTokenizer
 from dovetail_tokenizers.detokenizer import Detokenizer, TokenTextCache
 from dovetail_tokenizers.encoding import EncodeError, encode_suffix
 from dovetail_tokenizers.gguf import read_gguf_metadata
-from dovetail_tokenizers.gguf_tokenizer import from_gguf
+from dovetail_tokenizers.gguf_tokenizer import from_gguf, gguf_tokenizer_json
 from dovetail_tokenizers.guard import ControlTokenGuard
 from dovetail_tokenizers.hf import HfTokenizer
 from dovetail_tokenizers.loader import load_tokenizer
@@ -24,6 +24,7 @@ __all__ = [
     "Tokenizer",
     "encode_suffix",
     "from_gguf",
+    "gguf_tokenizer_json",
     "load_tokenizer",
     "read_gguf_metadata",
 ]

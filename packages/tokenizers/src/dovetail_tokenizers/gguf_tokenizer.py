@@ -23,10 +23,11 @@ def from_gguf(
     """Build the tokenizer of a GGUF file, or of metadata that was already read."""
     if isinstance(path_or_metadata, str | Path):
         path_or_metadata = read_gguf_metadata(path_or_metadata)
-    return HfTokenizer(_definition(path_or_metadata), controls)
+    return HfTokenizer(gguf_tokenizer_json(path_or_metadata), controls)
 
 
-def _definition(metadata: Mapping[str, object]) -> dict[str, Any]:
+def gguf_tokenizer_json(metadata: Mapping[str, object]) -> dict[str, Any]:
+    """Return the content of a `tokenizer.json` with the vocabulary of a GGUF file."""
     kind = metadata.get(f"{PREFIX}model")
     tokens = metadata.get(f"{PREFIX}tokens")
     if not isinstance(tokens, list):
