@@ -166,27 +166,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even, odd = pairs[..., 0], pairs[..., 1]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
     return turned.flatten(-2).to(x.dtype)
-
-
-def peft_tensors(model: SmolLM2) -> dict[str, np.ndarray]:
-    """Return the adapter under the names of PEFT, with the row order of transformers."""
-    names = {
-        "q": "self_attn.q_proj",
-        "k": "self_attn.k_proj",
-        "v": "self_attn.v_proj",
-        "o": "self_attn.o_proj",
-    }
-    names |= {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-    found = {}
-    for number, layer in zip(model.numbers, model.layers, strict=True):
-        for name, module in names.items():
-            linear = getattr(layer, name)
-            b = linear.b.detach().float().cpu().numpy()
-            if name in ("q", "k"):
-                heads = model.heads if name == "q" else model.kv_heads
-                # llama.cpp has the two halves of a head interleaved.
-                b = b.reshape(heads, -1, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
-            prefix = f"base_model.model.model.layers.{number}.{module}"
-            found[f"{prefix}.lora_A.weight"] = linear.a.detach().float().cpu().numpy()
-            found[f"{prefix}.lora_B.weight"] = b
-    return found

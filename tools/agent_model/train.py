@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from batch_engine import BatchEngine
 from evaluate import evaluate, transcript
-from gguf_files import read_adapter, write_adapter, write_safetensors
-from model import SmolLM2, peft_tensors
+from gguf_files import read_adapter, write_adapter
+from model import SmolLM2
 from names import Names
 from packing import Pack, pack_plain, pack_shard, read_shard, run_pack
 from serving import ServingPath, load_smollm2
@@ -55,7 +55,8 @@ def main() -> None:
         finally:
             for worker in workers:
                 worker.kill()
-    save(model, options.out)
+    target = options.out / "smollm2-agent.gguf"
+    write_adapter(target, model.adapter(), model.alpha, "SmolLM2 agent")
     report(started, "saved")
     finish(model, path, options, started)
 
@@ -216,15 +217,6 @@ def plain_drift(model: SmolLM2, pack: Pack) -> Tensor:
     model.enable_lora(True)
     now = F.log_softmax(model.logits(run()).float(), -1)
     return F.kl_div(now, usual, log_target=True, reduction="batchmean")
-
-
-def save(model: SmolLM2, out: Path) -> None:
-    """Write the adapter for llama.cpp, and for PEFT in two files of 16-bit values."""
-    write_adapter(out / "smollm2-agent.gguf", model.adapter(), model.alpha, "SmolLM2 agent")
-    tensors = peft_tensors(model)
-    half = [name for name in tensors if int(name.split(".")[4]) < 15]
-    write_safetensors(out / "peft-1.safetensors", {n: tensors[n] for n in half})
-    write_safetensors(out / "peft-2.safetensors", {n: tensors[n] for n in tensors if n not in half})
 
 
 def finish(model: SmolLM2, path: ServingPath, options: argparse.Namespace, started: float) -> None:

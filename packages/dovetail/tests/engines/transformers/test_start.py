@@ -113,6 +113,20 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
+def test_interpreter_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does not expand the tilde in `--engine-option python=~/torch/bin/python`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program(tmp_path, FAKE_CHILD)
+    fake = engine(weights(tmp_path), python="~/program")
+
+    async def main() -> None:
+        await fake.start()
+        assert (await fake.health()).ready
+        await fake.stop()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("tcp", [False, True])
 def test_start_generate_stop(
     tmp_path: Path, short_folder: str, tcp: bool, monkeypatch: pytest.MonkeyPatch

@@ -61,11 +61,14 @@ def create(setup: EngineSetup) -> TransformersEngine:
     """Create the engine for a folder of weights in the Hugging Face layout."""
     if setup.model is None or not (setup.model / "config.json").is_file():
         raise EngineSetupError(_missing_weights_message(setup.model))
+    options = parse_options(setup.options, TransformersOptions)
+    adapter = Path(options.adapter or "").expanduser()
+    if options.adapter and not (adapter / "adapter_config.json").is_file():
+        raise EngineSetupError(
+            f"the adapter {options.adapter} is not a folder with adapter_config.json"
+        )
     return TransformersEngine(
-        setup.model,
-        setup.tokenizer,
-        context_length=setup.context_length,
-        options=parse_options(setup.options, TransformersOptions),
+        setup.model, setup.tokenizer, context_length=setup.context_length, options=options
     )
 
 

@@ -13,6 +13,7 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     `python`: the interpreter that has torch; by default, the one that runs the server.
     `device_map`: a device (`cpu`, `cuda`, `cuda:1`) or `auto`.
     `dtype`: by transformers' names.
+    `adapter`: a folder with a LoRA adapter of PEFT, which is merged into the weights.
     `load_format`: `dummy` creates random weights from the config alone, for measurements.
     `attention`: by transformers' names, or `dovetail` for Dovetail's own kernels, which are the
     default on a GPU if the model allows them.
@@ -29,6 +30,7 @@ class TransformersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     python: str | None = None
     device_map: str | None = None
     dtype: str | None = None
+    adapter: str | None = None
     load_format: Literal["auto", "dummy"] = "auto"
     attention: str | None = None
     cuda_graphs: bool = True

@@ -25,11 +25,11 @@ class TransformersProcess(StepProcess):
 
     def __init__(self, model: Path, options: TransformersOptions) -> None:
         self._model = model
-        self._python = options.python
+        self._python = options.python and str(Path(options.python).expanduser())
         super().__init__(
             ProcessSpec(
                 name="transformers",
-                command=(options.python or sys.executable, "-P", str(CHILD_SCRIPT)),
+                command=(self._python or sys.executable, "-P", str(CHILD_SCRIPT)),
                 start_timeout=options.start_timeout,
                 forward_logs=options.logs,
             ),

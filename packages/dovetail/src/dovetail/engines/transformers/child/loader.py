@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dovetail.engines.transformers.child.adapter import UnsupportedAdapter, merge_adapter
 from dovetail.engines.transformers.child.grammar import tokenizer_vocab_size
 from dovetail.engines.transformers.options import TransformersOptions
 
@@ -50,10 +51,14 @@ def load_model(folder: Path, options: TransformersOptions) -> LoadedModel:
     device = _choose_device(torch, options.device_map)
     try:
         model = _load(transformers, folder, device, options)
+        if options.adapter is not None:
+            merge_adapter(model, Path(options.adapter).expanduser())
         if model.device.type == "cuda":
             # Dovetail's kernels are launched on the current device
             torch.cuda.set_device(model.device)
         own = _use_own_attention(model, options.attention)
+    except UnsupportedAdapter as fault:
+        raise TransformersLoadError(f"the adapter {options.adapter}: {fault}") from fault
     except (RuntimeError, MemoryError) as fault:
         raise TransformersLoadError(describe_error(fault)) from fault
     config = model.config.get_text_config()
