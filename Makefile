@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-ui test-harness test-clients test-transformers test-vllm test-sglang test-fleet verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-ui test-harness test-clients test-transformers test-vllm test-sglang test-fleet test-ray verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -61,7 +61,7 @@ PYTEST := $(BIN)/python tools/loopback_only.py $(BIN)/python -m pytest
 
 # The transformers engine has a separate suite, since torch and triton take 2 GB.
 test: .venv/.dev .cache/.tokenizers .harnesses-of-test .perfetto .axe  ## run the tests of all packages, with the real Claude Code and Codex; TESTS="packages/parsers"
-	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser and not fleet" $(TESTS)
+	$(PYTEST) -n auto --dist loadfile -m "not harness and not registry and not long and not transformers and not browser and not fleet and not ray" $(TESTS)
 	$(if $(TESTS),,$(BIN)/python -m pytest -m "registry and not long" tests)
 
 TORCH := $(CURDIR)/.cache/torch/venv/bin/python
@@ -87,7 +87,7 @@ test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions 
 test-clients: .venv/.dev .cache/.tokenizers  ## test the newest versions of the clients and SDKs in addition to the pinned ones, and print a table; ARGS="--only claude --newest"
 	$(BIN)/python tools/test_clients.py $(ARGS)
 
-test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang test-fleet fuzz wheels  ## run all suites, which takes an hour or more
+test-all: check test soak test-browser attack test-harness test-transformers test-vllm test-sglang test-fleet test-ray fuzz wheels  ## run all suites, which takes an hour or more
 
 .cache/.vllm: tools/fetch_vllm.py tools/environments.py
 	$(PYTHON) tools/fetch_vllm.py
@@ -109,6 +109,14 @@ test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the SGLang ad
 # Tests of single engines have markers of their own and also run with these engines.
 test-fleet: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## test replicas and frontends together, with the real vLLM and Dynamo on the CPU
 	DOVETAIL_VLLM_PYTHON=$(VLLM) DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m fleet -rs packages/dovetail/tests
+
+.cache/.ray: tools/fetch_ray.py tools/environments.py packages/dovetail/pyproject.toml
+	$(PYTHON) tools/fetch_ray.py
+	@touch $@
+
+# Not a part of test-fleet: Ray takes 500 MB and starts a dozen processes.
+test-ray: .venv/.dev .cache/.tokenizers .cache/.ray  ## test frontends in a local Ray Serve
+	DOVETAIL_RAY_PYTHON=$(CURDIR)/.cache/ray/venv/bin/python $(BIN)/python -m pytest -m ray -rs packages/dovetail/tests
 
 verify-servers: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## verify Dovetail, Dynamo, vLLM and llama.cpp, and write the tables of docs/verify.md
 	$(BIN)/python tools/loopback_only.py $(BIN)/python tools/verify_servers.py

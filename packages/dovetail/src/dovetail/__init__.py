@@ -14,15 +14,7 @@ def app(**settings: typing.Any) -> "App":
 
     The environment and `dovetail.toml` are read, too; keywords override them.
     """
-    from dovetail.http.app import App
-    from dovetail.http.options import build_http_options
-    from dovetail.server.build import build_service
+    from dovetail.server.asgi_app import build_app
     from dovetail.settings.sources import load_config
-    from dovetail.telemetry.metrics import Metrics
-    from dovetail.telemetry.recorders import open_recorders
 
-    config = load_config(settings, os.environ).config
-    metrics = Metrics()
-    return App(
-        build_service(config), build_http_options(config), metrics, open_recorders(config, metrics)
-    )
+    return build_app(load_config(settings, os.environ).config)

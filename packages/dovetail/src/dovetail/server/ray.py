@@ -1,0 +1,142 @@
+"""Run frontends as replicas of a Ray Serve deployment.
+
+    serve run dovetail.server.ray:build frontends=2 engine=vllm engine_url=http://gpu1:8000 \
+        store=redis://redis:6379/0
+
+Ray starts, restarts and scales the frontends and routes requests to them. The requests of a session
+go to one frontend as long as it runs, so that its caches are used. Any other frontend can continue
+the session: they share a store.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+from dovetail.engines.registry import EngineSetupError
+from dovetail.net.exchange import Receive, Scope, Send
+from dovetail.server.asgi_app import build_app
+from dovetail.settings.config import Config
+from dovetail.settings.sources import ENV_PREFIX, load_config
+from dovetail.telemetry.log import configure_logging
+from dovetail_protocols import read_session
+
+FRONTEND_HEADER = "x-dovetail-frontend"
+DEFAULT_FRONTENDS = 2
+#: Seconds after a drain in which stores are flushed before Ray kills the process.
+FLUSH_SECONDS = 15.0
+#: Requests in addition to those that generate: health checks, counts, stored responses.
+OTHER_REQUESTS = 256
+
+
+def build(arguments: Mapping[str, Any]) -> "serve.Application":
+    """Build the application for `serve run` and for Serve config files.
+
+    `arguments` are settings of `dovetail serve`, lists separated by commas, and:
+    `config`: a settings file, which is read here and not by the frontends.
+    `frontends`: the number of frontends, 2 by default.
+    `num_cpus`: the CPUs that Ray reserves for each frontend, 1 by default.
+    """
+    options = dict(arguments)
+    frontends = int(options.pop("frontends", DEFAULT_FRONTENDS))
+    num_cpus = float(options.pop("num_cpus", 1))
+    config = read_config(options)
+    check_config(config, frontends)
+    deployment = serve.deployment(
+        name="Frontend",
+        num_replicas=frontends,
+        # The frontend itself queues and rejects requests, with errors that clients retry.
+        max_ongoing_requests=config.max_concurrent_requests
+        + config.max_queued_requests
+        + OTHER_REQUESTS,
+        ray_actor_options={"num_cpus": num_cpus},
+        graceful_shutdown_timeout_s=config.drain_timeout + FLUSH_SECONDS,
+        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
+    )
+
+    def create() -> FrontendApp:
+        return FrontendApp(config)
+
+    return deployment(serve.ingress(create)(_Frontend)).bind()
+
+
+class _Frontend:
+    """What Ray adds the ASGI application to."""
+
+
+def read_config(options: Mapping[str, Any]) -> Config:
+    """Return the settings of the frontends. Texts are read as environment variables are."""
+    options = dict(options)
+    file = options.pop("config", None)
+    texts = {name: value for name, value in options.items() if isinstance(value, str)}
+    environment = {f"{ENV_PREFIX}{name.upper()}": value for name, value in texts.items()}
+    if file is None:
+        environment["DOVETAIL_CONFIG"] = ""  # no file of the current directory
+    flags = {name: value for name, value in options.items() if name not in texts}
+    return load_config(flags, environment, None if file is None else Path(file)).config
+
+
+def check_config(config: Config, frontends: int) -> None:
+    """Reject settings with which several frontends cannot work together."""
+    if frontends < 1:
+        raise EngineSetupError(f"frontends must be >= 1, got {frontends}")
+    if config.workers != 1:
+        raise EngineSetupError(
+            f"workers must be 1 with Ray Serve, got {config.workers}: set frontends"
+        )
+    if config.store == "memory" and frontends > 1:
+        raise EngineSetupError(
+            "store=memory cannot be combined with several frontends, which must find each other's "
+            "turns: use a redis:// URL, or sqlite if all frontends run on one machine"
+        )
+
+
+class FrontendApp:
+    """The ASGI application of one frontend. Each response names its frontend in a header."""
+
+    def __init__(self, config: Config) -> None:
+        configure_logging(config.log_format, config.log_level)
+        self._app = build_app(config)
+        name = serve.get_replica_context().replica_id.unique_id
+        self._header = (FRONTEND_HEADER.encode(), name.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_name(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), self._header]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_name if scope["type"] == "http" else send)
+
+
+class SessionRouter(ConsistentHashRouter):
+    """Routes the requests of a session to one frontend, by the headers of all known clients.
+
+    Ray's own router knows one header, which is the fallback here.
+    """
+
+    def _routing_key(self, pending_request: Any) -> str | None:
+        session = None if pending_request is None else _read_session(pending_request.args)
+        if session is not None:
+            return session
+        key: str | None = super()._routing_key(pending_request)
+        return key
+
+
+def _read_session(arguments: Any) -> str | None:
+    """Return the session of a request from Ray's proxy, None if its form is unknown."""
+    try:
+        (sent,) = arguments
+        # Ray's proxy, in the same process, has pickled the scope for the frontend.
+        scope = pickle.loads(sent).asgi_scope if isinstance(sent, bytes) else sent.asgi_scope
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, pickle.UnpicklingError):
+        return None
+    return read_session(headers)
