@@ -292,6 +292,7 @@ def test_every_engine_is_a_replica(overlay: str, tmp_path: Path) -> None:
     arguments = container["args"]
     assert arguments[arguments.index("--port") + 1] == str(opened["http"])
     assert arguments[arguments.index("--model") + 1] == config.model
+    assert arguments[arguments.index("--block-size") + 1] == str(config.kv_block_size)
     events = yaml.safe_load(arguments[arguments.index("--kv-events-config") + 1])
     assert events["endpoint"] == f"tcp://*:{opened['kv-events']}"
     assert events["replay_endpoint"] == f"tcp://*:{opened['kv-replay']}"

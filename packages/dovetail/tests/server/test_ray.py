@@ -5,20 +5,24 @@ that only a turn from the ledger is exact.
 """
 
 import json
+import os
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from ray_environment import REAL, RayServe, running_ray
+from ray_environment import PYTHON, REAL, RayServe, ray_paths, running_ray
 from server_process import NAME, Reply, qwen_folder
 from workers_fixture import PIECES, body
 
 pytestmark = REAL
 
+ROOT = Path(__file__).parents[4]
 HEADER = "x-dovetail-frontend"
 #: Session headers of Claude Code, Codex and others: Ray's own router knows only x-session-id.
 SESSION_HEADERS = ("x_claude_code_session_id", "session_id", "x_dynamo_session_id", "x_session_id")
@@ -114,6 +118,48 @@ def test_killed_frontend_is_replaced_and_its_session_continues_exactly(ray: RayS
     assert contains(rendered, generated)
     assert generated != token_ids(ray, "".join(PIECES))
     wait_for_frontends(ray, {home})
+
+
+def test_streams_of_a_stopped_frontend_are_completed(ray: RayServe) -> None:
+    request = body("/v1/messages", f"Be {SLOW}.", stream=True)
+    with ExitStack() as streams:
+        opened: dict[str, HTTPResponse] = {}
+        for at in range(20):  # until each frontend has a stream
+            session = {"x_session_id": f"drained-{at}"}
+            stream = ray.server.open("POST", "/v1/messages", request, **session)
+            response = streams.enter_context(stream)
+            opened.setdefault(response.headers[HEADER], response)
+            if len(opened) == 2:
+                break
+        assert len(opened) == 2
+        ray.scale(1)
+        assert all(map(ends_normally, opened.values()))
+    served = {send(ray, f"Question {at}.").headers[HEADER] for at in range(8)}
+    assert len(served) == 1
+    ray.scale(2)
+
+
+def test_ray_accepts_the_example() -> None:
+    """Ray's own schema reads the file, and the builder accepts its arguments."""
+    program = """
+import sys, yaml
+from ray.serve.schema import ServeDeploySchema
+from dovetail.server.ray import build
+config = ServeDeploySchema.parse_obj(yaml.safe_load(open(sys.argv[1])))
+(application,) = config.applications
+assert application.import_path == f"{build.__module__}:{build.__name__}"
+build(application.args)
+"""
+    example = ROOT / "examples" / "ray" / "dovetail.yaml"
+    with TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            [os.environ[PYTHON], "-c", program, str(example)],
+            env=ray_paths(Path(scratch)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
 
 
 def ends_normally(response: HTTPResponse) -> bool:

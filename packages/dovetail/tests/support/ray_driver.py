@@ -1,7 +1,8 @@
 """Run frontends in a local Ray Serve. It runs in the environment that has Ray.
 
 The first line of standard input is a JSON object: the port, and the arguments of the application.
-The further lines are `kill ID` (kills the process of a frontend). The end of the input stops Ray.
+Further lines are `kill ID` (kills the process of a frontend) and `scale N` (changes the number of
+frontends). The end of the input stops Ray.
 Each line is followed by a line on standard output.
 """
 
@@ -24,11 +25,14 @@ def main() -> None:
         serve.run(build(setup["arguments"]), name=APPLICATION, route_prefix="/")
         _report("ready")
         for line in sys.stdin:
-            command, name = line.split()
-            assert command == "kill"
-            actor = f"SERVE_REPLICA::{APPLICATION}#Frontend#{name}"
-            ray.kill(ray.get_actor(actor, namespace="serve"), no_restart=True)
-            _report("killed")
+            command, argument = line.split()
+            if command == "kill":
+                actor = f"SERVE_REPLICA::{APPLICATION}#Frontend#{argument}"
+                ray.kill(ray.get_actor(actor, namespace="serve"), no_restart=True)
+            else:
+                changed = build({**setup["arguments"], "frontends": int(argument)})
+                serve.run(changed, name=APPLICATION, route_prefix="/")
+            _report(f"{command} done")
     finally:
         serve.shutdown()
         ray.shutdown()

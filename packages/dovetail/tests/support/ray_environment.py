@@ -41,6 +41,10 @@ class RayServe:
         """Kill the process of a frontend."""
         _send(self.process, f"kill {frontend}")
 
+    def scale(self, frontends: int) -> None:
+        """Change the number of frontends, and wait until Ray has stopped or started them."""
+        _send(self.process, f"scale {frontends}")
+
 
 @contextmanager
 def running_ray(folder: Path, arguments: dict[str, Any]) -> Iterator[RayServe]:
@@ -48,17 +52,10 @@ def running_ray(folder: Path, arguments: dict[str, Any]) -> Iterator[RayServe]:
     port = free_port()
     driver = Path(__file__).with_name("ray_driver.py")
     log = folder / "ray.log"
-    paths = [_link_metadata(folder / "metadata"), *map(str, sorted(SOURCES.glob("*/src")))]
-    environment = {
-        **clean_environment(folder / "home"),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TMPDIR": str(folder),
-    }
     with log.open("w") as output:
         process = subprocess.Popen(
             [os.environ[PYTHON], str(driver)],
-            env=environment,
+            env=ray_paths(folder),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -75,6 +72,17 @@ def running_ray(folder: Path, arguments: dict[str, Any]) -> Iterator[RayServe]:
                 process.wait(STOP_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def ray_paths(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that imports Dovetail with Ray's interpreter."""
+    paths = [_link_metadata(folder / "metadata"), *map(str, sorted(SOURCES.glob("*/src")))]
+    return {
+        **clean_environment(folder / "home"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(folder),
+    }
 
 
 def _link_metadata(folder: Path) -> str:

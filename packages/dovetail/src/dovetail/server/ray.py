@@ -10,23 +10,20 @@ the session: they share a store.
 
 import pickle
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from dovetail.engines.registry import EngineSetupError
 from dovetail.net.exchange import Receive, Scope, Send
 from dovetail.server.asgi_app import build_app
+from dovetail.server.frontends import read_options
 from dovetail.settings.config import Config
-from dovetail.settings.sources import ENV_PREFIX, load_config
 from dovetail.telemetry.log import configure_logging
 from dovetail_protocols import read_session
 
 FRONTEND_HEADER = "x-dovetail-frontend"
-DEFAULT_FRONTENDS = 2
 #: Seconds after a drain in which stores are flushed before Ray kills the process.
 FLUSH_SECONDS = 15.0
 #: Requests in addition to those that generate: health checks, counts, stored responses.
@@ -41,19 +38,16 @@ def build(arguments: Mapping[str, Any]) -> "serve.Application":
     `frontends`: the number of frontends, 2 by default.
     `num_cpus`: the CPUs that Ray reserves for each frontend, 1 by default.
     """
-    options = dict(arguments)
-    frontends = int(options.pop("frontends", DEFAULT_FRONTENDS))
-    num_cpus = float(options.pop("num_cpus", 1))
-    config = read_config(options)
-    check_config(config, frontends)
+    options = read_options(arguments)
+    config = options.config
     deployment = serve.deployment(
         name="Frontend",
-        num_replicas=frontends,
+        num_replicas=options.frontends,
         # The frontend itself queues and rejects requests, with errors that clients retry.
         max_ongoing_requests=config.max_concurrent_requests
         + config.max_queued_requests
         + OTHER_REQUESTS,
-        ray_actor_options={"num_cpus": num_cpus},
+        ray_actor_options={"num_cpus": options.num_cpus},
         graceful_shutdown_timeout_s=config.drain_timeout + FLUSH_SECONDS,
         request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
     )
@@ -66,33 +60,6 @@ def build(arguments: Mapping[str, Any]) -> "serve.Application":
 
 class _Frontend:
     """What Ray adds the ASGI application to."""
-
-
-def read_config(options: Mapping[str, Any]) -> Config:
-    """Return the settings of the frontends. Texts are read as environment variables are."""
-    options = dict(options)
-    file = options.pop("config", None)
-    texts = {name: value for name, value in options.items() if isinstance(value, str)}
-    environment = {f"{ENV_PREFIX}{name.upper()}": value for name, value in texts.items()}
-    if file is None:
-        environment["DOVETAIL_CONFIG"] = ""  # no file of the current directory
-    flags = {name: value for name, value in options.items() if name not in texts}
-    return load_config(flags, environment, None if file is None else Path(file)).config
-
-
-def check_config(config: Config, frontends: int) -> None:
-    """Reject settings with which several frontends cannot work together."""
-    if frontends < 1:
-        raise EngineSetupError(f"frontends must be >= 1, got {frontends}")
-    if config.workers != 1:
-        raise EngineSetupError(
-            f"workers must be 1 with Ray Serve, got {config.workers}: set frontends"
-        )
-    if config.store == "memory" and frontends > 1:
-        raise EngineSetupError(
-            "store=memory cannot be combined with several frontends, which must find each other's "
-            "turns: use a redis:// URL, or sqlite if all frontends run on one machine"
-        )
 
 
 class FrontendApp:

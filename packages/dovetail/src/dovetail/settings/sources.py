@@ -68,6 +68,8 @@ def load_config(
     ]
     for found, origin in sources:
         for name, value in found.items():
+            if name not in _TYPES:  # a keyword of `dovetail.app`; other sources are checked above
+                raise ConfigError(f"unknown setting {name!r}{_suggest_name(name, _TYPES)}")
             values[name] = _convert_value(name, value, origin)
             origins[name] = origin
     _reject_per_model_flags(values, origins)
