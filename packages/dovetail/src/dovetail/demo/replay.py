@@ -64,6 +64,7 @@ async def run_demo(
         log = Path(folder) / "generations.jsonl"
         async with _serve_demo(0.0 if fast else TOKENS_PER_SECOND, log) as port:
             console.print(f"The web UI shows this session: [bold]http://127.0.0.1:{port}/ui[/]")
+            console.file.flush()  # the page is of use only while the session runs
             await _run_session(console, port, log)
             exact = all(map(_is_exact, *zip(*pairwise(_read_log(log)), strict=True)))
             verdict = "yes" if exact else "NO"
