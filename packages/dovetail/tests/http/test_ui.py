@@ -182,7 +182,8 @@ def test_key_that_is_revoked_ends_the_stream() -> None:
             await read_event(reader)
             keys._table.clear()
             rest = await reader.read()
-            assert b"data: " not in rest.partition(b"\n\n")[2]
+            assert rest.endswith(b"0\r\n\r\n")
+            assert (await stage.request("HEAD", "/ui/api/events", b"")).status == 401
             writer.close()
 
     run(scene)

@@ -21,7 +21,7 @@ from dovetail.http.tracker import RequestTracker
 from dovetail.net.exchange import EVENT_STREAM_CONTENT_TYPE, DisconnectGuard
 from dovetail.ui.data import SNAPSHOT_SECONDS, UiData
 from dovetail.ui.page import SECURITY_HEADERS, read_static_files
-from dovetail_model import Forbidden, RateLimited
+from dovetail_model import Forbidden, RateLimited, Unauthenticated
 
 MAX_STREAMS = 32  # pages that are updated at the same time
 MAX_QUERY_CHARS = 256
@@ -97,6 +97,9 @@ class UiEndpoints:
         await exchange.respond(200, body, content_type, SECURITY_HEADERS)
 
     async def _send_data(self, exchange: ApiExchange, name: str) -> None:
+        if exchange.method == "HEAD":
+            await exchange.respond(200, b"", headers=SECURITY_HEADERS)
+            return
         if name == "events":
             await self._stream(exchange)
             return
@@ -134,8 +137,7 @@ class UiEndpoints:
             headers = dict((*STREAM_HEADERS, *SECURITY_HEADERS))
             await exchange.start_response(200, EVENT_STREAM_CONTENT_TYPE, headers.items())
             async with DisconnectGuard(exchange.receive):
-                while not self._stopping.is_set():
-                    self._revalidate(exchange)
+                while not self._stopping.is_set() and self._is_admin(exchange):
                     data = await self._data.overview()
                     await exchange.write(b"event: overview\ndata: " + data + b"\n\n")
                     await self._wait()
@@ -150,10 +152,15 @@ class UiEndpoints:
         except TimeoutError:
             return
 
-    def _revalidate(self, exchange: ApiExchange) -> None:
-        """Raise if the key of an open stream was revoked."""
-        if self._options.keys:
+    def _is_admin(self, exchange: ApiExchange) -> bool:
+        """Return whether the key of an open stream is still valid."""
+        if not self._options.keys:
+            return True
+        try:
             require_admin(self._options.keys.revalidate(exchange.caller))
+        except (Forbidden, Unauthenticated):
+            return False
+        return True
 
 
 def _is_local(exchange: ApiExchange) -> bool:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -124,8 +125,7 @@ class UiData:
         query = UiQuery(kind="sessions", words=words, limit=offset + PAGE_SIZE)
         page = self._own_page(query)
         found, count = list(page.sessions), page.count
-        for frame in await self.gather(query):
-            other = _decode(frame, SessionPage)
+        for other in _decode_all(await self.gather(query), SessionPage):
             found, count = found + other.sessions, count + other.count
         merged = merge_sessions(found) if self.workers > 1 else found
         shown = merged[offset : offset + PAGE_SIZE]
@@ -136,10 +136,11 @@ class UiData:
             "page_size": PAGE_SIZE,
         }
 
-    async def session(self, tenant: str, session: str) -> Json | None:
-        """Return a session with its turns; None if no process has it."""
+    async def session(self, tenant: str, session: str) -> bytes | None:
+        """Return a session with its turns as JSON; None if no process has it."""
         found = await self._find_session(tenant, session)
-        return None if found is None else build_session_view(*found)
+        # A long session takes milliseconds, in which no stream must wait.
+        return None if found is None else await asyncio.to_thread(_encode_session, *found)
 
     async def payload(self, tenant: str, session: str, turn: str) -> Json | None:
         """Return the bodies of a turn; None if they are not stored."""
@@ -155,8 +156,8 @@ class UiData:
     ) -> tuple[SessionTotals, list[StoredTurn]] | None:
         query = UiQuery(kind="session", tenant=tenant, session=session)
         parts = self._own_parts(query)
-        for frame in await self.gather(query):
-            parts += _decode(frame, list[SessionPart])
+        for others in _decode_all(await self.gather(query), list[SessionPart]):
+            parts += others
         if not parts:
             return None
         (totals, *_) = merge_sessions([one.totals for one in parts])
@@ -172,8 +173,8 @@ class UiData:
 
     async def _build_overview(self) -> bytes:
         live, replicas = self.live.snapshot(), self._replicas()
-        for frame in await self.gather(UiQuery(kind="overview")):
-            other = _decode(frame, ProcessOverview)
+        frames = await self.gather(UiQuery(kind="overview"))
+        for other in _decode_all(frames, ProcessOverview):
             live.add(other.live)
             _add_replicas(replicas, other.replicas)
         now = time.time()
@@ -253,5 +254,12 @@ def _encode(value: object) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-def _decode(frame: bytes, kind: Any) -> Any:
-    return msgspec.msgpack.decode(frame, type=kind)
+def _decode_all(frames: Iterable[bytes], kind: Any) -> Iterator[Any]:
+    """Decode the responses of other processes. Those that run another version are left out."""
+    for frame in frames:
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.msgpack.decode(frame, type=kind)
+
+
+def _encode_session(totals: SessionTotals, turns: list[StoredTurn]) -> bytes:
+    return msgspec.json.encode(build_session_view(totals, turns))

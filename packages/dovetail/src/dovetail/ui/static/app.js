@@ -61,6 +61,7 @@ function startLive() {
       else link.removeAttribute("aria-current");
     }
     if (overview) await current.update(current.parameters, true);
+    document.title = `${main.querySelector("h1")?.textContent || "Overview"} – Dovetail`;
   }
 
   addEventListener("hashchange", show);

@@ -77,7 +77,7 @@ export function createSessionView(loadPayload) {
       setText(facts, [
         totals.running ? `${totals.running} running` : "idle",
         totals.harness || "unknown harness", totals.model, totals.tenant ? `tenant ${totals.tenant}` : null,
-        `${formatCount(totals.requests)} turns`, totals.failed ? `${totals.failed} failed` : null,
+        `${formatCount(totals.requests)} ${totals.requests === 1 ? "turn" : "turns"}`, totals.failed ? `${totals.failed} failed` : null,
         `${formatCount(totals.input_tokens)} prompt tokens`,
         `${formatShare(totals.cached_tokens, totals.input_tokens)} cached`,
         `re-prefilled: ${formatCount(totals.reprefilled_tokens)} evicted, ${formatCount(totals.changed_tokens)} changed`,
