@@ -78,7 +78,7 @@ test-browser: .venv/.dev  ## load hostile web pages in a real Chromium
 
 # Also part of `make test`, where a browser is installed.
 test-ui: .venv/.dev .axe  ## test the web UI in a real Chromium
-	$(PYTEST) -rs -m ui packages/dovetail/tests
+	$(PYTEST) -rs -m ui packages/dovetail/tests/ui
 
 test-harness: .venv/.dev .cache/.tokenizers harnesses  ## run complete sessions of real clients, and print a table of the runs
 	$(PYTEST) -n auto --dist loadfile -rs tests/harness
