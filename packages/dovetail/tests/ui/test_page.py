@@ -204,7 +204,9 @@ def test_work_of_an_update_does_not_depend_on_the_number_of_sessions() -> None:
     run(scene)
     small, large = measured[50], measured[500]
     assert large[1] == small[1] < 1200  # elements
-    assert 0 < large[0] <= small[0] * 1.1  # changes of the document
+    # The changed cells of one row: a value may happen to stay the same, such as a rounded share.
+    assert 0 < small[0] < 20
+    assert 0 < large[0] < 20
 
 
 async def measure_update(stage: Stage, browser: Browser, sessions: int) -> list[int]:
