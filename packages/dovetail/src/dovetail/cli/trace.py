@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dovetail.cli.errors import fail
 from dovetail.cli.trace_html import HtmlOutputOption, write_html
+from dovetail.telemetry.trace.mooncake import convert_trace
 from dovetail.telemetry.trace.perfetto import build_timeline
 from dovetail.telemetry.trace.reader import Trace, TraceError, read_traces
 from dovetail.telemetry.trace.sessions import SessionSummary, summarize_sessions
@@ -31,25 +32,43 @@ SessionOption = Annotated[
 TenantOption = Annotated[str | None, typer.Option(help="Include only this tenant.")]
 
 
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")
+]
+
+
 @app.command("perfetto")
 def perfetto(
     files: TraceFilesArgument,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write instead of stdout.")
-    ] = None,
+    output: OutputOption = None,
     session: SessionOption = None,
     tenant: TenantOption = None,
 ) -> None:
     """Write a timeline for ui.perfetto.dev: turns, reasoning, tool calls, waits for tools."""
     timeline = msgspec.json.encode(build_timeline(_read_filtered(files, session, tenant))) + b"\n"
-    if output is None:
-        sys.stdout.buffer.write(timeline)
-        return
+    _write(timeline, output)
+
+
+@app.command("mooncake")
+def mooncake(
+    files: TraceFilesArgument,
+    output: OutputOption = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens per block, a multiple of the trace's --trace-block-tokens (default).",
+        ),
+    ] = None,
+    session: SessionOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Write a trace without text in Mooncake's format, for `dovetail simulate` and other tools."""
     try:
-        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(timeline)
-    except OSError as error:
-        fail("trace", f"cannot write {output}: {error.strerror}")
+        lines = list(convert_trace(_read_filtered(files, session, tenant), block_size))
+    except TraceError as error:
+        fail("trace", str(error))
+    _write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines), output)
 
 
 @app.command("html")
@@ -102,3 +121,15 @@ def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -
     if not selected.lines:
         fail("trace", "no request in the trace files matches --session and --tenant")
     return selected
+
+
+def _write(content: bytes, output: Path | None) -> None:
+    """Write to a file that only the owner can read, or to stdout."""
+    if output is None:
+        sys.stdout.buffer.write(content)
+        return
+    try:
+        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+    except OSError as error:
+        fail("trace", f"cannot write {output}: {error.strerror}")

@@ -347,6 +347,11 @@ class Config:
         64 << 20, "Size in bytes at which the trace file is compressed and rotated."
     )
     trace_keep: int = _setting(8, "Number of rotated trace files to keep.")
+    trace_block_tokens: int = _setting(
+        512,
+        "Tokens per block of the prompt digests in the trace. Smaller blocks make lines longer and "
+        "simulations more exact.",
+    )
     trace_payloads: bool = _setting(
         False, "Write request and response bodies to the trace, for debugging."
     )

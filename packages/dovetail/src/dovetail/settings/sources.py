@@ -23,12 +23,13 @@ SECRET_SETTINGS = ("api_key", "engine_api_key")
 _RESERVED_ENV = {
     CONFIG_FILE_ENV, "DOVETAIL_HOME", "DOVETAIL_TEMPLATES", "DOVETAIL_SIBLINGS",
     "DOVETAIL_OPEN_RESPONSES", "DOVETAIL_VLLM_PYTHON", "DOVETAIL_TORCH_PYTHON",
-    "DOVETAIL_DYNAMO_PYTHON", "DOVETAIL_RAY_PYTHON",
+    "DOVETAIL_DYNAMO_PYTHON", "DOVETAIL_RAY_PYTHON", "DOVETAIL_AGENT_TRACE",
 }  # fmt: skip
 _URL_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _MAX_NUMBER = 1e18
 _MIN_VALUES: Mapping[str, int] = {
     "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
+    "kv_block_size": 1, "kv_blocks": 1,
     "max_blocks": 1, "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
     "max_server_tool_turns": 1, "server_tool_timeout": 1,
     "max_messages": 1, "max_tool_bytes": 1, "max_tools": 0,
@@ -36,7 +37,7 @@ _MIN_VALUES: Mapping[str, int] = {
     "rate_limit_tokens": 1, "recover_identical_calls": 2, "recover_loop_tokens": 256,
     "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,
     "responses_max_bytes": 0, "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1,
-    "top_p": 0, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
+    "top_p": 0, "trace_block_tokens": 1, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
 _MAX_VALUES: Mapping[str, int] = {"http_port": 65535, "workers": 256}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

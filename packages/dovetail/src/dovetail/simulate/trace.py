@@ -7,26 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-DEFAULT_BLOCK_TOKENS = 512
+from dovetail.telemetry.trace.mooncake import MooncakeLine
 
 
 class TraceFormatError(ValueError):
     """A file that is not a trace in Mooncake's format."""
-
-
-class MooncakeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request of a trace.
-
-    `timestamp`: milliseconds since the start of the trace.
-    `hash_ids`: the ids of the prompt's blocks. Equal ids mean equal prefixes.
-    `session_id`: the conversation, if it is known. This field is an extension of the format.
-    """
-
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
-    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,4 +36,9 @@ def _open_trace(config: Config, metrics: Metrics) -> TraceWriter:
     fields = {"file": str(file.path), "payloads": config.trace_payloads}
     level = logging.WARNING if config.trace_payloads else logging.INFO
     _log.log(level, "trace_opened", extra={"fields": fields})
-    return TraceWriter(file, metrics.count_trace_dropped, payloads=config.trace_payloads)
+    return TraceWriter(
+        file,
+        metrics.count_trace_dropped,
+        payloads=config.trace_payloads,
+        block_tokens=config.trace_block_tokens,
+    )

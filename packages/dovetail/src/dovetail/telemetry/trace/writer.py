@@ -139,7 +139,7 @@ def _claim_path(path: Path) -> tuple[Path, int]:
 
 
 TRACE_SCHEMA = "dovetail.request/1"
-PREFIX_BLOCK_TOKENS = 512  # smaller blocks would make lines longer
+PREFIX_BLOCK_TOKENS = 512  # by default; smaller blocks make lines longer
 _DIGEST_BYTES = 8
 _DIGEST_PERSON = b"dovetail.prefix"
 
@@ -156,31 +156,38 @@ class TraceLine(RequestRecord, frozen=True, kw_only=True, tag_field="schema", ta
 
     Each digest covers all tokens up to the end of its block and uses the key of the tenant: equal
     digests mean equal prefixes within a tenant and a model, and digests cannot be guessed.
+    `prefix_block_tokens`: the tokens of a block.
     `payload` is set only if the operator enabled it.
     """
 
     event: Literal["request_end"]
     prefix_blocks: tuple[str, ...] = ()
+    prefix_block_tokens: int = PREFIX_BLOCK_TOKENS
     payload: TracePayload | None = None
 
 
-def encode_trace_line(record: RequestRecord, contents: RequestContents) -> bytes:
+def encode_trace_line(
+    record: RequestRecord, contents: RequestContents, block_tokens: int = PREFIX_BLOCK_TOKENS
+) -> bytes:
     """Encode a request as a line, including the newline."""
     fields = {name: getattr(record, name) for name in RequestRecord.__struct_fields__}
     line = TraceLine(
         event="request_end",
-        prefix_blocks=hash_prefix_blocks(contents.ids, contents.key, record.model),
+        prefix_blocks=hash_prefix_blocks(contents.ids, contents.key, record.model, block_tokens),
+        prefix_block_tokens=block_tokens,
         payload=_payload(contents),
         **fields,
     )
     return msgspec.json.encode(line) + b"\n"
 
 
-def hash_prefix_blocks(ids: "array[int] | None", key: bytes, model: str) -> tuple[str, ...]:
+def hash_prefix_blocks(
+    ids: "array[int] | None", key: bytes, model: str, block_tokens: int = PREFIX_BLOCK_TOKENS
+) -> tuple[str, ...]:
     """Return the digests of the complete leading blocks of a prompt, none without a key."""
     if ids is None or not key:
         return ()
-    data, size = memoryview(ids).cast("B"), PREFIX_BLOCK_TOKENS * ids.itemsize
+    data, size = memoryview(ids).cast("B"), block_tokens * ids.itemsize
     digests, previous = [], model.encode()
     for start in range(0, len(data) - size + 1, size):
         digest = blake2b(
@@ -225,9 +232,11 @@ class TraceWriter:
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         *,
         payloads: bool = True,
+        block_tokens: int = PREFIX_BLOCK_TOKENS,
     ) -> None:
         self._payloads = payloads
         self._file = file
+        self._block_tokens = block_tokens
         self._on_drop = on_drop
         self._max_queued_bytes = max_queued_bytes
         self._queue: SimpleQueue[tuple[RequestRecord, RequestContents, int] | None] = SimpleQueue()
@@ -265,7 +274,7 @@ class TraceWriter:
 
     def _write(self, record: RequestRecord, contents: RequestContents) -> None:
         try:
-            self._file.write(encode_trace_line(record, contents))
+            self._file.write(encode_trace_line(record, contents, self._block_tokens))
             self._failing = False
         except Exception as error:  # a failing trace must not fail requests
             self._on_drop()
