@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvloop
 from rich.console import Console
@@ -103,7 +103,8 @@ def resolve_port(config: Config) -> int:
     """Return the port to listen on. Remote engines usually use 8000 themselves."""
     if config.http_port is not None:
         return config.http_port
-    return 8001 if config.engine_url or any(m.get("engine_url") for m in config.models) else 8000
+    configs = [config, *(replace(config, models=(), **table) for table in config.models)]
+    return 8001 if any(one.has_remote_url for one in configs) else 8000
 
 
 def bind_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:

@@ -16,6 +16,7 @@ from dovetail.http.memory import MemoryLimitReached, request_memory
 from dovetail.http.models import ModelsEndpoints
 from dovetail.http.options import HttpOptions
 from dovetail.http.render import RenderEndpoints
+from dovetail.http.replicas import ReplicaEndpoints
 from dovetail.http.responses.background import BackgroundResponses
 from dovetail.http.responses.conversation_endpoints import ConversationEndpoints
 from dovetail.http.responses.endpoints import ResponsesEndpoints
@@ -296,6 +297,7 @@ class App:
                 "Get a model; its name may contain slashes",
             ),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
+            *ReplicaEndpoints(self.service, self.options).routes(),
             *self._health_routes(),
             *self._ui_routes(),
         ]

@@ -188,6 +188,7 @@ _REQUEST_PROPERTIES: dict[str, Json] = {
         "messages": {"type": "array", "items": {"type": "object"}},
         "return_token_strs": _BOOLEAN_SCHEMA,
     },
+    "admin_replicas": {"url": _STRING_SCHEMA, "model": _STRING_SCHEMA},
     "detokenize": {"model": _STRING_SCHEMA, "tokens": _TOKEN_IDS_SCHEMA},
 }
 

@@ -131,7 +131,7 @@ def build_secret_environment(settings: LoadedConfig) -> dict[str, str]:
 def find_builtin_window(config: Config, model: str | None) -> tuple[str, int] | None:
     """Return the name and context length of a built-in model, known before its download."""
     name = model or config.model or DEFAULT_MODEL
-    if config.engine_url or config.models or name not in BUILT_IN_MODELS:
+    if config.has_remote_url or config.models or name not in BUILT_IN_MODELS:
         return None
     window = BUILT_IN_MODELS[name].context_length
     return name, min(window, config.context_length or window)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Protocol
 
 from dovetail.engines.engine import (
     EngineCapabilities,
@@ -31,12 +32,32 @@ from dovetail.routing.warming import PromptWarmer, RequestFactory
 _log = logging.getLogger(__name__)
 
 
+class Membership(Protocol):
+    """Changes the replicas of a pool while it runs.
+
+    `is_shared`: other processes have pools of the same replicas.
+    """
+
+    is_shared: bool
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def add(self, url: str) -> Replica:
+        """Add a replica. Raises `ValueError` with the reason if it cannot be added."""
+
+    async def remove(self, url: str) -> Replica:
+        """Remove a replica. Raises `ValueError` with the reason if it cannot be removed."""
+
+
 class ReplicaPool:
     """A token engine that consists of replicas of one model with the same capabilities.
 
     `router`: assigns requests to replicas.
     `index`: knows what the replicas have cached. Pools of a single replica do not use it.
     `urls`: the URLs of remote engines, in the order of `engines`.
+    `membership`: changes the replicas while the pool runs; None for local engines.
     """
 
     def __init__(
@@ -60,6 +81,7 @@ class ReplicaPool:
         self._removals: set[asyncio.Task[None]] = set()
         self._index_updates: set[asyncio.Task[None]] = set()
         self._stall_check: asyncio.Task[None] | None = None
+        self.membership: Membership | None = None
 
     @property
     def warmed_prompts(self) -> int:
@@ -118,6 +140,8 @@ class ReplicaPool:
             await self.stop()
             raise failures[0]
         self._watch_stalls()
+        if self.membership is not None:
+            self.membership.start()
 
     async def generate(
         self,
@@ -205,6 +229,8 @@ class ReplicaPool:
         _log.info("replica_removed", extra={"fields": fields})
 
     async def stop(self) -> None:
+        if self.membership is not None:
+            await self.membership.stop()
         await self._warmer.stop()
         tasks = [*self._removals, *self._index_updates]
         tasks += [self._stall_check] if self._stall_check else []

@@ -322,7 +322,7 @@ def bundled_template(model: str) -> Path | None:
 
 def default_sampling(config: Config) -> Sampling:
     """Return the sampling defaults: the operator's values, else those recommended for the model."""
-    remote = bool(config.engine_url)
+    remote = config.has_remote_url
     recommended = (
         Sampling() if remote else RECOMMENDED_SAMPLING.get(_model_name(config), Sampling())
     )

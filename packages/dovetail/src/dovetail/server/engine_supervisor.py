@@ -47,7 +47,7 @@ class EngineSupervisor:
         self._hosts = [
             _EngineHost(one, at, self._folder / f"engine-{at}")
             for at, one in enumerate(models)
-            if runs_locally(one.engine, bool(one.engine_url))
+            if runs_locally(one.engine, one.has_remote_url)
         ]
         for host in self._hosts:  # one after the other, as they may download the same files
             if not await host.start():

@@ -5,11 +5,12 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dovetail.engines.engine import RemoteModel, UpstreamEngine
+from dovetail.engines.engine import RemoteModel, TokenEngine, UpstreamEngine
 from dovetail.engines.hosted import hosted_adapters
 from dovetail.engines.registry import (
     EMBEDDABLE_ENGINES,
@@ -27,6 +28,14 @@ from dovetail.engines.vllm.process import parse_adapters
 from dovetail.models.loader import Model
 from dovetail.models.weights import DEFAULT_MODEL, find_adapter
 from dovetail.net.http_client import Endpoint
+from dovetail.routing.membership import (
+    DnsName,
+    ReplicaMembership,
+    SourceError,
+    UrlFile,
+    UrlSource,
+    normalize_url,
+)
 from dovetail.routing.policy import POLICIES
 from dovetail.routing.pool import ReplicaPool
 from dovetail.routing.prefix_index import DEFAULT_CAPACITY_TOKENS, LocalIndex
@@ -43,31 +52,56 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RemoteEngine:
-    """The servers of one model, and the model that the first reachable one reports."""
+    """The servers of one model, and the model that the first reachable one reports.
+
+    `urls`: their URLs.
+    `sources`: the sources of URLs that change while the server runs.
+    """
 
     endpoints: tuple[Endpoint, ...]
     model: RemoteModel
+    urls: tuple[str, ...] = ()
+    sources: Mapping[UrlSource, tuple[str, ...]] = field(default_factory=dict)
 
 
 def discover_remote_engine(config: Config) -> RemoteEngine | None:
     """Query the addresses of a remote engine. Returns None for local engines."""
     name = config.engine
-    if runs_locally(name, bool(config.engine_url)):
+    if runs_locally(name, config.has_remote_url):
         require_known_engine(name)
-        if config.engine_url and ":" not in name:
+        if config.has_remote_url and ":" not in name:
             raise EngineSetupError(
                 f"--engine-url cannot be combined with the local engine {name!r}; "
                 f"set --engine to one of {', '.join(REMOTE_ENGINES)}"
             )
         return None
-    if not config.engine_url:
+    sources = _read_sources(config)
+    urls = tuple(dict.fromkeys([*map(_normalize, config.engine_url), *chain(*sources.values())]))
+    if not urls:
         raise EngineSetupError(f"the engine {name!r} requires --engine-url, the URL of its server")
-    endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in config.engine_url)
+    endpoints = tuple(_parse_endpoint(url, config.engine_api_key) for url in urls)
     if any(one.steps for one in endpoints) and name not in EMBEDDABLE_ENGINES:
         raise EngineSetupError(f"--engine-url: the engine {name!r} requires an http:// URL")
-    return RemoteEngine(
-        endpoints, _select_model(config, _discover_any(name, endpoints, config.engine_wait))
-    )
+    model = _select_model(config, _discover_any(name, endpoints, config.engine_wait))
+    return RemoteEngine(endpoints, model, urls, sources)
+
+
+def _read_sources(config: Config) -> dict[UrlSource, tuple[str, ...]]:
+    """Return the sources of URLs that change while the server runs, with their current URLs."""
+    sources: list[UrlSource] = [DnsName(url) for url in config.engine_dns]
+    if config.engine_url_file is not None:
+        sources.append(UrlFile(config.engine_url_file))
+    try:
+        return {source: source.read() for source in sources}
+    except SourceError as error:
+        raise EngineSetupError(f"--engine-dns, --engine-url-file: {error}") from error
+
+
+def _normalize(url: str) -> str:
+    try:
+        return normalize_url(url)
+    except SourceError as error:
+        raise EngineSetupError(f"--engine-url: {error}") from error
 
 
 def _parse_endpoint(url: str, key: str | None) -> Endpoint:
@@ -75,11 +109,7 @@ def _parse_endpoint(url: str, key: str | None) -> Endpoint:
     if not (key.isascii() and key.isprintable()):
         raise EngineSetupError("--engine-api-key must contain only printable ASCII characters")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        # Users also paste the base URL of an SDK, which ends with /v1.
-        return Endpoint.parse(url.rstrip("/").removesuffix("/v1"), headers)
-    except ValueError as error:
-        raise EngineSetupError(f"--engine-url: {error}") from error
+    return Endpoint.parse(url, headers)
 
 
 def _discover_any(name: str, endpoints: tuple[Endpoint, ...], timeout: float) -> RemoteModel:
@@ -135,27 +165,31 @@ def create_pool(
     stop_token_ids = [
         id for stop in model.stop_strings if (id := model.tokenizer.controls.get(stop)) is not None
     ]
-    endpoints = remote.endpoints if remote is not None else (None,) * max(1, config.replicas)
-    setups = [
-        EngineSetup(
-            tokenizer=model.tokenizer,
-            model=path,
-            endpoint=endpoint,
-            remote=remote.model if remote is not None else None,
-            context_length=config.context_length,
-            stop_ids=(*stop_token_ids, *(model.stop_ids - set(stop_token_ids))),
-            reasoning_end_ids=model.reasoning_end_ids,
-            options=_engine_options(config, name),
-        )
-        for endpoint in endpoints
-    ]
-    engines = [create_engine(name, setup) for setup in setups]
-    return ReplicaPool(
-        engines,
-        router=Router(POLICIES[config.routing_policy], consistent=config.workers > 1),
-        index=LocalIndex(_cache_tokens(config)),
-        urls=config.engine_url or [None] * len(engines),
+    setup = EngineSetup(
+        tokenizer=model.tokenizer,
+        model=path,
+        endpoint=None,
+        remote=remote.model if remote is not None else None,
+        context_length=config.context_length,
+        stop_ids=(*stop_token_ids, *(model.stop_ids - set(stop_token_ids))),
+        reasoning_end_ids=model.reasoning_end_ids,
+        options=_engine_options(config, name),
     )
+    router = Router(POLICIES[config.routing_policy], consistent=config.workers > 1)
+    index = LocalIndex(_cache_tokens(config))
+    if remote is None:
+        engines = [create_engine(name, setup) for _ in range(max(1, config.replicas))]
+        return ReplicaPool(engines, router=router, index=index)
+
+    def create(url: str) -> TokenEngine:
+        endpoint = _parse_endpoint(url, config.engine_api_key)
+        return create_engine(name, replace(setup, endpoint=endpoint))
+
+    pool = ReplicaPool(
+        [create(url) for url in remote.urls], router=router, index=index, urls=remote.urls
+    )
+    pool.membership = ReplicaMembership(pool, create, remote.sources, is_shared=config.workers > 1)
+    return pool
 
 
 def _cache_tokens(config: Config) -> int:
@@ -170,7 +204,7 @@ def adapter_names(config: Config) -> tuple[str, ...]:
     name = engine_name(config)
     if name == HOSTED_ENGINE:
         return hosted_adapters(_engine_options(config, name)["traits"])
-    if name not in EMBEDDABLE_ENGINES or not runs_locally(name, bool(config.engine_url)):
+    if name not in EMBEDDABLE_ENGINES or not runs_locally(name, config.has_remote_url):
         return ()
     return tuple(parse_adapters(_engine_options(config, name).get("lora_modules", "")))
 

@@ -65,6 +65,16 @@ class Config:
     engine_url: tuple[str, ...] = _model_setting(
         (), "URL of a remote engine. Several URLs are replicas of one model."
     )
+    engine_url_file: Path | None = _model_setting(
+        None,
+        "File with one URL of a remote engine per line. Replicas are added and removed when it "
+        "changes.",
+    )
+    engine_dns: tuple[str, ...] = _model_setting(
+        (),
+        "URL of remote engines whose host name has one address per replica, such as that of a "
+        "headless service. Replicas are added and removed when the addresses change.",
+    )
     engine_api_key: str | None = _model_setting(None, "API key for the remote engine.")
     engine_wait: float = _model_setting(
         0.0, "Seconds to wait at startup for a remote engine that is not reachable yet."
@@ -375,3 +385,8 @@ class Config:
     )
     top_p: float | None = _model_setting(None, "Default top_p; overrides the model's own default.")
     top_k: int | None = _model_setting(None, "Default top_k; overrides the model's own default.")
+
+    @property
+    def has_remote_url(self) -> bool:
+        """Whether the settings name a server that runs the engine."""
+        return bool(self.engine_url or self.engine_dns or self.engine_url_file)
