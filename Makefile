@@ -27,8 +27,8 @@ $(BIN)/python:
 run: .venv/.run  ## download the embedded model and serve it on localhost
 	@$(BIN)/dovetail serve smollm2-agent
 
-demo: .venv/.run  ## replay a recorded agent session in the terminal, without weights
-	@$(BIN)/dovetail demo
+demo: .venv/.run  ## replay a recorded agent session in the terminal, without weights; ARGS=--live runs the embedded model
+	@$(BIN)/dovetail demo $(ARGS)
 
 .cache/.tokenizers: tools/fetch_tokenizers.py | .venv/.dev
 	$(BIN)/python tools/fetch_tokenizers.py

@@ -146,7 +146,7 @@ def emit_warnings(config: Config, *warnings: str | None) -> None:
             _err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
 
 
-def build_with_progress(config: Config) -> ModelRegistry:
+def build_with_progress(config: Config, command: str = "serve") -> ModelRegistry:
     """Build the model registry, with a progress bar for downloads in a terminal."""
     columns = (
         TextColumn("{task.description}"),
@@ -166,4 +166,4 @@ def build_with_progress(config: Config) -> ModelRegistry:
             return build_service(config, update_progress)
         except SETUP_ERRORS as error:
             progress.stop()
-            fail("serve", str(error))
+            fail(command, str(error))

@@ -1,1 +1,1 @@
-"""A recorded agent session, replayed through the pipeline without weights."""
+"""An agent session in the terminal: recorded, or of the embedded model."""

@@ -16,12 +16,15 @@ from dovetail_model import (
     TextDelta,
 )
 
+CALL_NOTE = "[bold yellow]⚡ dispatched[/] [dim]- runs while the model continues[/]"
+
 
 class DemoDisplay:
-    """Show events as they are emitted."""
+    """Show events as they are emitted, and `call_note` below each complete call."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, call_note: str = CALL_NOTE) -> None:
         self._console = console
+        self._call_note = call_note
         self._live: Live | None = None
         self._panel = Panel("")
         self._body = Text()
@@ -38,7 +41,7 @@ class DemoDisplay:
             case CallArgs(text=text):
                 self._append("", "cyan", text)
             case CallClose():
-                self.close("[bold yellow]⚡ dispatched[/] [dim]- runs while the model continues[/]")
+                self.close(self._call_note)
             case SpanEnd():
                 self.close()
             case Diagnostic(code=code):
