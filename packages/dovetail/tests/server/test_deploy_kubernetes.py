@@ -3,6 +3,7 @@
 No cluster runs here: what a cluster does with the manifests is not tested.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from http_fixture import run, serving
+from vllm_environment import PYTHON
 
 from dovetail.access.key_file import read_keys
 from dovetail.settings.config import Config
@@ -300,6 +302,23 @@ def test_every_engine_is_a_replica(overlay: str, tmp_path: Path) -> None:
     egress = _find("NetworkPolicy", FRONTEND, overlay)["spec"]["egress"]
     (to_engines,) = [rule for rule in egress if "to" in rule]
     assert {one["port"] for one in to_engines["ports"]} == set(opened.values())
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(PYTHON not in os.environ, reason=f"{PYTHON} names no interpreter with vLLM")
+def test_vllm_accepts_the_arguments_of_the_engine() -> None:
+    """Parses the arguments with vLLM's own parser; nothing is started."""
+    program = """
+import sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+found = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+assert found.kv_events_config.enable_kv_cache_events, found.kv_events_config
+"""
+    command = [os.environ[PYTHON], "-c", program, *_container(FLEET, ENGINE)["args"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

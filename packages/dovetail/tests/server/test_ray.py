@@ -65,7 +65,10 @@ def send(ray: RayServe, text: str, **headers: str) -> Reply:
 
 def test_stream_and_errors_are_those_of_the_api(ray: RayServe) -> None:
     request = body("/v1/messages", "Hello.", stream=True)
-    with ray.server.open("POST", "/v1/messages", request) as response:
+    name = {"x_request_id": "some-request"}
+    with ray.server.open("POST", "/v1/messages", request, **name) as response:
+        assert response.headers.get_all("x-request-id") == ["some-request"]
+        assert response.headers.get_all("request-id") == ["some-request"]
         events = [json.loads(line[6:]) for line in response if line.startswith(b"data: ")]
     texts = [one["delta"]["text"] for one in events if one["type"] == "content_block_delta"]
     assert len(texts) > 1

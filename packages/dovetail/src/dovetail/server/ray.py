@@ -28,6 +28,8 @@ FRONTEND_HEADER = "x-dovetail-frontend"
 FLUSH_SECONDS = 15.0
 #: Requests in addition to those that generate: health checks, counts, stored responses.
 OTHER_REQUESTS = 256
+#: Ray's proxy adds it, with the same value.
+_REQUEST_ID_HEADER = b"x-request-id"
 
 
 def build(arguments: Mapping[str, Any]) -> "serve.Application":
@@ -74,7 +76,8 @@ class FrontendApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_name(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), self._header]}
+                sent = [one for one in message.get("headers", ()) if one[0] != _REQUEST_ID_HEADER]
+                message = {**message, "headers": [*sent, self._header]}
             await send(message)
 
         await self._app(scope, receive, send_with_name if scope["type"] == "http" else send)
