@@ -97,7 +97,7 @@ async def _fetch_server_info(endpoint: Endpoint, address: str, key: str | None) 
     if status != 200 or body.get("name") != "dovetail":
         raise NotDovetailError(
             f"the server at {address} is not a Dovetail server. To use it as an engine, pass "
-            f"--engine vllm --engine-url {address} (or sglang, openai)"
+            f"--engine vllm --engine-url {address} (or sglang, dynamo, openai)"
         )
     status, body = await _get_json(endpoint, _MODELS_PATH)
     if status in _AUTH_ERROR_STATUSES:

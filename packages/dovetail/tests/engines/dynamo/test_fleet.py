@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import pytest
 from dynamo_fleet import BLOCK_TOKENS, REAL, WINDOW, Fleet, running_frontend
 from server_process import free_port
@@ -22,6 +23,8 @@ from dovetail_tokenizers import Tokenizer, load_tokenizer
 
 pytestmark = REAL
 
+RECEIVED = "dynamo_frontend_inflight_requests"
+MIGRATED = "dynamo_frontend_model_migration_total"
 CANCELLED = "dynamo_frontend_model_cancellation_total"
 #: Slow enough that a worker can start and another be killed while a stream runs.
 SLOW = ("--speedup-ratio", "0.4")
@@ -134,6 +137,32 @@ def test_disaggregated(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
+def test_higher_priority_leaves_the_routers_queue_first(tmp_path: Path) -> None:
+    """One worker is busy with a long prefill while requests of other priorities arrive."""
+    with running_frontend(tmp_path, "--router-queue-threshold", "0.5") as fleet:
+        fleet.start_mocker("--speedup-ratio", "0.05", "--max-num-batched-tokens", "1024")
+        fleet.await_workers(1)
+        finished: list[int] = []
+
+        async def run(engine: DynamoEngine, first: int, priority: int) -> None:
+            request = make_request(first, 4000, 1)
+            await collect(engine, msgspec.structs.replace(request, priority=priority))
+            finished.append(priority)
+
+        async def main() -> None:
+            engine = await started(fleet)
+            tasks = []
+            for number, priority in enumerate((0, -5, 10, 90, 50)):
+                tasks.append(asyncio.create_task(run(engine, 10_000 * (number + 1), priority)))
+                while fleet.metric(RECEIVED) < number + 1:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
+            await asyncio.gather(*tasks)
+            await engine.stop()
+
+        asyncio.run(main())
+        assert finished == [0, 90, 50, 10, -5]
+
+
 async def stream_with_kill(engine: DynamoEngine, kill: Kill, length: int) -> list[TokenDelta]:
     """Kill a worker after the first tokens. Blocking calls are fine: nothing else runs here."""
     deltas: list[TokenDelta] = []
@@ -161,6 +190,7 @@ def test_worker_killed_with_migration(tmp_path: Path) -> None:
             assert len(ids(deltas)) == 4000
             # Dynamo counts the output before the migration as a part of the prompt
             assert (deltas[-1].finish, deltas[-1].exact) == ("length", True)
+            assert fleet.metric(MIGRATED) == 1
             await engine.stop()
 
         asyncio.run(main())
