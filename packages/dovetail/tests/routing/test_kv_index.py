@@ -96,7 +96,7 @@ def test_cached_tokens_are_predicted(index: KvIndex, replicas: list[KvReplica]) 
         if sessions and dice.random() < 0.75:
             at = dice.randrange(len(sessions))
             prompt = sessions[at]
-            if dice.random() < 0.2:  # a fork, or a history that was cut
+            if dice.random() < 0.2:  # a fork, or a truncated history
                 prompt = prompt[: dice.randrange(BLOCK_TOKENS, len(prompt))]
         else:
             at, prompt = len(sessions), random_ids(dice, dice.randrange(40, 900))
@@ -148,7 +148,7 @@ def test_late_subscriber_receives_earlier_blocks(
 def test_wrong_block_size_finds_nothing(
     index: KvIndex, replicas: list[KvReplica], tmp_path: Path
 ) -> None:
-    """The index reports no error, so whoever configures it must compare the sizes."""
+    """The index reports no error, so its user must compare the sizes."""
     replica, dice = replicas[0], random.Random(10)
     wrong = KvIndex(tmp_path / "log")
     try:
