@@ -38,7 +38,14 @@ class ReplicaCollector(Collector):
             up.add_metric([name], pool.available_count)
             restarts.add_metric([name], sum(replica.restarts for replica in pool.replicas))
             warmed.add_metric([name], pool.warmed_prompts)
-        return up, restarts, warmed, *engine_metrics
+        fallbacks = CounterMetricFamily(
+            "dovetail_model_fallbacks",
+            "Requests that a fallback served because no replica of their model was available.",
+            labels=("model", "fallback"),
+        )
+        for names, number in self._service.fallbacks.items():
+            fallbacks.add_metric(names, number)
+        return up, restarts, warmed, fallbacks, *engine_metrics
 
     def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
         for entry in self._service.entries:

@@ -134,7 +134,7 @@ class GenerationEndpoint:
     async def _generate(
         self, exchange: ApiExchange, tracker: RequestTracker, codec: Codec, lease: ExitStack
     ) -> None:
-        decoded = await self._decode(exchange, tracker, codec)
+        decoded = self._apply_fallback(await self._decode(exchange, tracker, codec), tracker)
         decoded = replace(decoded, request=self._service.resolve_tools(decoded.request))
         decoded = self._resolve_sampling(codec, decoded)
         if exchange.warm_only:
@@ -145,6 +145,17 @@ class GenerationEndpoint:
             )
         else:
             await self._respond(exchange, tracker, codec, decoded)
+
+    def _apply_fallback(
+        self, decoded: "DecodedRequest", tracker: RequestTracker
+    ) -> "DecodedRequest":
+        """Send the request to a fallback of its model if no replica is available, and report it."""
+        request = decoded.request
+        entry = self._service.find_available(request.model)
+        if entry is self._service.find(request.model):
+            return decoded
+        tracker.diagnostics.add("model_fallback")
+        return replace(decoded, request=msgspec.structs.replace(request, model=entry.name))
 
     def _resolve_sampling(self, codec: Codec, decoded: "DecodedRequest") -> "DecodedRequest":
         """Add the sampling parameters in effect, which response objects of some APIs repeat."""

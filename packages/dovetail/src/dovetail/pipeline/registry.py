@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -59,6 +60,7 @@ class TokenModel:
     `adapter`: the LoRA adapter that the engine applies. The model without an adapter, which uses
     the same engine, starts and stops it.
     `recovery`: which defective turns are recovered.
+    `fallback`: the models that serve requests while no replica of this one is available.
     """
 
     names: tuple[str, ...]
@@ -77,6 +79,7 @@ class TokenModel:
     guided_fallback: GuidedFallback = "reject"
     adapter: str | None = None
     recovery: RecoveryPolicy = NO_RECOVERY
+    fallback: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -282,6 +285,15 @@ class ModelRegistry:
         if duplicates:
             names_text = ", ".join(duplicates)
             raise ValueError(f"two models have the name {names_text}: use --served-model-name")
+        self.fallbacks: Counter[tuple[str, str]] = Counter()  # requests by model and fallback
+        for entry in entries:
+            for name in entry.fallback if isinstance(entry, TokenModel) else ():
+                if name not in self._by_name or self._by_name[name] is entry:
+                    known = ", ".join(self._by_name)
+                    raise ValueError(
+                        f"the fallback of {entry.name!r} must be another served model, got "
+                        f"{name!r}; served models: {known}"
+                    )
         for alias, name in self._aliases.items():
             if name not in self._by_name:
                 known = ", ".join(self._by_name)
@@ -311,6 +323,20 @@ class ModelRegistry:
             message = f"The model `{name}` does not exist. Served models: {known}."
             raise NotFound(message, param="model")
         return found
+
+    def find_available(self, name: str) -> ModelEntry:
+        """Find a model, or the first of its fallbacks that is available while it is not.
+
+        The model of a running response never changes: this is decided once per request.
+        """
+        entry = self.find(name)
+        if not isinstance(entry, TokenModel) or not entry.fallback or entry.engine.available_count:
+            return entry
+        for other in map(self.find, entry.fallback):
+            if not isinstance(other, TokenModel) or other.engine.available_count:
+                self.fallbacks[entry.name, other.name] += 1
+                return other
+        return entry  # its error gives the reason
 
     def iter_entries(self) -> Iterator[tuple[str, ModelEntry]]:
         """Yield every name with its model, except aliases with wildcards."""

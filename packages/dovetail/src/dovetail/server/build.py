@@ -277,6 +277,7 @@ def _build_token_model(
         keep_logprobs=config.keep_logprobs,
         guided_fallback=config.guided_fallback,
         recovery=recovery_policy(config),
+        fallback=config.fallback,
     )
 
 

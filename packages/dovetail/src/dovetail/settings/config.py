@@ -97,6 +97,11 @@ class Config:
         "The openai engine returns unparsed model output: parse tool calls and reasoning here.",
     )
     replicas: int = _model_setting(1, "Number of replicas of an engine that runs on this machine.")
+    fallback: tuple[str, ...] = _model_setting(
+        (),
+        "Served models that get the requests of this one while none of its replicas is available, "
+        "in this order.",
+    )
     routing_policy: Literal["kv", "session", "least-loaded", "round-robin"] = _model_setting(
         "kv",
         "How requests are assigned to replicas: kv (the session's home first, then cached prefix "
