@@ -51,6 +51,7 @@ PACKAGES = (
     "uvicorn",
     "uvloop",
     "websockets",
+    "xxhash",
     "zstandard",
 )
 #: Dependencies of torch and transformers that our packages import, too.

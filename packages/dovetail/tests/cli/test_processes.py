@@ -88,7 +88,7 @@ def test_render_reuses_turns_of_a_stopped_server(place: Path, tmp_path: Path) ->
 STARTS = [
     (["nothing"], "built-in models: smollm2"),
     (["qwen"], "requires a GGUF file"),
-    (["qwen", "--engine", "nope"], "use llamacpp, openai, scripted"),
+    (["qwen", "--engine", "nope"], "use dynamo, llamacpp, openai, scripted"),
     (["qwen", "--engine", "scripted"], "--script FILE"),
     (scripted("nofile.txt"), "nofile.txt"),
     ([*scripted(), "--tool-call-parser", "nope"], "unknown tool parser 'nope'"),
