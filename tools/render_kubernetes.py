@@ -26,7 +26,7 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
 }
 FIELDS = {"apiVersion", "kind", "namespace", "resources", "images", "patches", "configMapGenerator"}
-GENERATOR_FIELDS = {"name", "files", "behavior"}
+GENERATOR_FIELDS = {"name", "files"}
 _HASH_LETTERS = str.maketrans("013ae", "ghkmt")
 _HASH_LENGTH = 10
 
@@ -91,13 +91,7 @@ def _generate_config_map(objects: list[Object], generator: Object, folder: Path)
     name = generator["name"]
     data = {Path(file).name: (folder / file).read_text("utf-8") for file in generator["files"]}
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
-    match generator.get("behavior", "create"):
-        case "create":
-            objects.append(made)
-        case "replace":
-            _find(objects, made)["data"] = data
-        case other:
-            raise UnsupportedError(f"{folder}: behavior {other}")
+    objects.append(made)
 
 
 def _find(objects: list[Object], wanted: Object) -> Object:
