@@ -127,19 +127,19 @@ class Session:
             url = self.urls[(self.number + self.turns + attempt) % len(self.urls)]
             seen = 0
             try:
-                answer, id = "", ""
+                output, id = "", ""
                 async with aclosing(_events(url, self.path, self._body(text))) as events:
                     async for event in events:
                         seen += 1
-                        answer += _text(event)
+                        output += _text(event)
                         id = id or event.get("response", {}).get("id", "")
             except (OSError, BrokenStream):
                 self.counts.refused += seen == 0
                 self.counts.broken += seen > 0
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            assert answer == "".join(PIECES), answer
-            self._finish(text, answer, id, url)
+            assert output == "".join(PIECES), output
+            self._finish(text, output, id, url)
             return
         raise AssertionError(f"session {self.number} had no response")
 
@@ -151,10 +151,10 @@ class Session:
         limits = {"max_tokens": 2000} if self.path == "/v1/messages" else {}
         return {"model": NAME, "messages": [*self.messages, own], "stream": True, **limits}
 
-    def _finish(self, text: str, answer: str, id: str, url: str) -> None:
+    def _finish(self, text: str, output: str, id: str, url: str) -> None:
         self.messages += [
             {"role": "user", "content": text},
-            {"role": "assistant", "content": answer},
+            {"role": "assistant", "content": output},
         ]
         self.previous = id or None
         self.turns += 1
