@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing
@@ -14,6 +15,7 @@ import pytest
 from redis_cluster import RedisClusterServers
 from redis_server import RedisServer
 
+from dovetail.responses import redis as redis_backend
 from dovetail.responses import store as response_store
 from dovetail.responses.backend import (
     ResponseBackend,
@@ -315,6 +317,31 @@ def test_a_response_is_found_before_it_is_written(scenario: Scenario) -> None:
     scenario.run(scene)
 
 
+def test_a_short_outage_of_redis_loses_no_response() -> None:
+    server = RedisServer()
+    server.start()
+
+    async def main() -> None:
+        store = RedisResponseBackend(server.url, timeout=0.1)
+        assert server.process is not None
+        await store.put(response("r1"))
+        server.process.send_signal(signal.SIGSTOP)
+        writing = asyncio.create_task(store.put(response("r2")))
+        while not store.faults.failures:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGCONT)
+        await writing
+        assert store.faults.lost == 0
+        while await store.get_existing_ids("t", ["r1", "r2"]) != {"r1", "r2"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await store.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.remove()
+
+
 def test_outputs_are_returned_up_to_the_first_missing_response(scenario: Scenario) -> None:
     async def scene(bench: Bench) -> None:
         responses, local = ResponseStore(bench.store), ConnectionCache()
@@ -453,7 +480,11 @@ def test_failing_store_fails_no_response(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage() for record in caplog.records] == ["store_write_lost"]
 
 
-def test_responses_can_be_stored_after_a_redis_outage(server: RedisServer) -> None:
+def test_responses_can_be_stored_after_a_redis_outage(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_backend, "_WRITE_SECONDS", 0.0)
+
     async def scene() -> None:
         responses = ResponseStore(
             store := RedisResponseBackend(server.url, clock=lambda: clock[0]), has_peers=True

@@ -123,6 +123,7 @@ class Session:
     async def turn(self) -> None:
         """Send a turn until it has a complete response."""
         text = f"This is session {self.number:04} and turn {self.turns:04}."
+        reason = ""
         for attempt in range(MAX_ATTEMPTS):
             url = self.urls[(self.number + self.turns + attempt) % len(self.urls)]
             seen = 0
@@ -133,7 +134,8 @@ class Session:
                         seen += 1
                         output += _text(event)
                         id = id or event.get("response", {}).get("id", "")
-            except (OSError, BrokenStream):
+            except (OSError, BrokenStream) as error:
+                reason = str(error)
                 self.counts.refused += seen == 0
                 self.counts.broken += seen > 0
                 await asyncio.sleep(RETRY_SECONDS)
@@ -141,7 +143,7 @@ class Session:
             assert output == "".join(PIECES), output
             self._finish(text, output, id, url)
             return
-        raise AssertionError(f"session {self.number} had no response")
+        raise AssertionError(f"session {self.number} had no response: {reason}")
 
     def _body(self, text: str) -> dict[str, Any]:
         own = {"role": "user", "content": text}
@@ -185,10 +187,10 @@ async def _lines(url: str, path: str, body: bytes) -> AsyncGenerator[bytes]:
     try:
         writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
         status = await reader.readline()
-        if b" 200 " not in status:
-            raise BrokenStream(status)
         while (await reader.readline()).strip():
             pass
+        if b" 200 " not in status:
+            raise BrokenStream(status + await reader.read(500))
         rest = b""
         while size := int((await reader.readline()).strip() or b"0", 16):
             *lines, rest = (rest + (await reader.readexactly(size + 2))[:-2]).split(b"\n")

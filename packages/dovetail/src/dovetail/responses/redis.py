@@ -1,9 +1,11 @@
 """A response backend in Redis, shared by several servers.
 
 Responses expire by age; the Redis server limits the memory. While Redis is unavailable, responses
-are not found and new ones are not stored; a short timeout limits the delay of requests.
+are not found and new ones are not stored; a short timeout limits the delay of requests. Writes are
+repeated during the first seconds of an outage, so that a short one loses no response.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -20,6 +22,8 @@ from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.redis_client import RedisClient
 
 _SCAN_COUNT = 1000  # keys per SCAN step
+_WRITE_SECONDS = 4.0  # writes are repeated for this long after the first one that failed
+_RETRY_SECONDS = 0.5
 
 #: Replaces a value if its digest is still the one of the value that was read. Unlike WATCH, it
 #: needs no connection of its own, and runs in a cluster.
@@ -34,7 +38,7 @@ return 1
 class RedisResponseBackend:
     """A backend shared over the network. No operation needs two keys to have the same slot."""
 
-    __slots__ = ("_client", "_prefix", "_redis", "_ttl_ms")
+    __slots__ = ("_client", "_failing_since", "_prefix", "_redis", "_ttl_ms")
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class RedisResponseBackend:
             url, name="responses", prefix=prefix, timeout=timeout, clock=clock
         )
         self._redis = self._client.redis
+        self._failing_since: float | None = None  # the first failed write of an outage
         self._prefix = prefix
         self._ttl_ms = max(1, round(max_age * 1000))
 
@@ -71,10 +76,16 @@ class RedisResponseBackend:
         return response if response is not None and response.tenant == tenant else None
 
     async def put(self, response: StoredResponse) -> None:
-        """Store a response, or record the loss if Redis is unavailable."""
+        """Store a response, or record the loss if Redis stays unavailable."""
         key, body = self._key(response.tenant, response.id), encode_response(response)
-        if await self._client.call(lambda: self._redis.set(key, body, px=self._ttl_ms)) is None:
-            self.faults.record_loss()
+        while await self._client.call(lambda: self._redis.set(key, body, px=self._ttl_ms)) is None:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now - self._failing_since > _WRITE_SECONDS:
+                self.faults.record_loss()
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._failing_since = None
 
     async def swap(self, old: StoredResponse, new: StoredResponse) -> bool:
         """Replace a response, unless the stored one is no longer `old`."""
