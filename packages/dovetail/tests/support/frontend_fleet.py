@@ -123,7 +123,7 @@ class Session:
     async def turn(self) -> None:
         """Send a turn until it has a complete response."""
         text = f"This is session {self.number:04} and turn {self.turns:04}."
-        reason = ""
+        reasons: dict[str, str] = {}
         for attempt in range(MAX_ATTEMPTS):
             url = self.urls[(self.number + self.turns + attempt) % len(self.urls)]
             seen = 0
@@ -135,7 +135,7 @@ class Session:
                         output += _text(event)
                         id = id or event.get("response", {}).get("id", "")
             except (OSError, BrokenStream) as error:
-                reason = str(error)
+                reasons[url] = str(error)
                 self.counts.refused += seen == 0
                 self.counts.broken += seen > 0
                 await asyncio.sleep(RETRY_SECONDS)
@@ -143,7 +143,7 @@ class Session:
             assert output == "".join(PIECES), output
             self._finish(text, output, id, url)
             return
-        raise AssertionError(f"session {self.number} had no response: {reason}")
+        raise AssertionError(f"session {self.number} had no response: {reasons}")
 
     def _body(self, text: str) -> dict[str, Any]:
         own = {"role": "user", "content": text}
