@@ -94,9 +94,14 @@ def frontends(folder: Path, engine: str, store: str) -> Iterator[list[Frontend]]
 
 @dataclass
 class Counts:
-    """What the clients saw: turns, attempts without a response, and streams that broke."""
+    """What the clients saw: turns, attempts without a response, and streams that broke.
+
+    `not_found`: responses that could not be continued by their id. A frontend that waits for Redis
+    longer than its limit ends the response before it is stored, and may be killed then.
+    """
 
     turns: int = 0
+    not_found: int = 0
     refused: int = 0
     broken: int = 0
     used: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -136,6 +141,9 @@ class Session:
                         id = id or event.get("response", {}).get("id", "")
             except (OSError, BrokenStream) as error:
                 reasons[url] = str(error)
+                if "previous_response_not_found" in reasons[url]:
+                    self.previous = None  # as Codex does: send the complete history
+                    self.counts.not_found += 1
                 self.counts.refused += seen == 0
                 self.counts.broken += seen > 0
                 await asyncio.sleep(RETRY_SECONDS)
@@ -148,7 +156,9 @@ class Session:
     def _body(self, text: str) -> dict[str, Any]:
         own = {"role": "user", "content": text}
         if self.path == "/v1/responses":
-            more = {} if self.previous is None else {"previous_response_id": self.previous}
+            if self.previous is None:
+                return {"model": NAME, "input": [*self.messages, own], "stream": True}
+            more = {"previous_response_id": self.previous}
             return {"model": NAME, "input": [own], "stream": True, **more}
         limits = {"max_tokens": 2000} if self.path == "/v1/messages" else {}
         return {"model": NAME, "messages": [*self.messages, own], "stream": True, **limits}
