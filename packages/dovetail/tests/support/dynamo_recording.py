@@ -1,7 +1,8 @@
 """Recorded responses of Dynamo's frontend 1.6.1, and a server that sends them.
 
 `killed`, `not ready`, `no models` and `gone` were recorded in this order after the only worker was
-killed; `migrated` after one of two was. `stopped` comes from a worker with scripted output.
+killed; `migrated` after one of two was, without its field `worker_id`. `stopped` comes from a
+worker with scripted output. `overloaded` was copied from the output of another run.
 """
 
 from collections.abc import AsyncIterator, Mapping
