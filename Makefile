@@ -144,7 +144,7 @@ bench: .venv/.dev  ## run the benchmarks
 bench-prepare: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## measure the preparation of a turn, compared with Dynamo's frontend; ARGS="--write"
 	$(BIN)/python -m benchmarks.prepare --against dynamo $(ARGS)
 
-bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## measure CPU per streamed token, compared with Dynamo's frontend; ARGS="--quick", "--against vllm", "--write"
+bench-frontend: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## measure CPU per streamed token, compared with Dynamo's frontend, in nine minutes; ARGS="--full", "--quick", "--against embedded", "--write"
 	$(BIN)/python -m benchmarks.frontend --against dynamo $(ARGS)
 
 bench-gpu: .venv/.dev .cache/.tokenizers  ## measure time to first token and tokens per second on this machine's GPU; ARGS="--out DIR --only A,C"

@@ -196,8 +196,8 @@ def _read(arguments: list[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="run everything briefly; the numbers mean little")
     add("--write", action="store_true", help="write the results to RESULTS.md, and the plot")
     options = parser.parse_args(arguments)
-    if options.write and options.only:
-        parser.error("--write requires a complete run: it cannot be combined with --only")
+    if options.write and (options.only or not options.full):
+        parser.error("--write requires a complete run: --full without --only")
     options.only = options.only or (PARTS if options.full else DEFAULT_PARTS)
     options.rounds = options.rounds or (FULL_ROUNDS if options.full else 1)
     return options
