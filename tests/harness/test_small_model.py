@@ -99,9 +99,9 @@ def test_claude_code_is_rejected_before_it_starts(server: Running, sandbox: Sand
     before = len(_requests(server.log))
     ran = sandbox.run("claude", server.url, "-p", QUESTION)
     assert ran.status != 0
-    assert "Claude Code does not fit" in ran.err
+    assert "is too small for Claude Code" in ran.err
     assert f"{WINDOW:,}" in ran.err
-    assert "longer window" in ran.err
+    assert "larger context" in ran.err
     assert len(_requests(server.log)) == before
 
 
