@@ -28,6 +28,7 @@ from dovetail_model.context import (
     ReasoningRetention,
 )
 from dovetail_model.error import (
+    BudgetExceeded,
     ClientError,
     ContextOverflow,
     DovetailError,
@@ -100,6 +101,7 @@ __all__ = [
     "AppliedEdit",
     "AppliedEdits",
     "Block",
+    "BudgetExceeded",
     "CallArgs",
     "CallClose",
     "CallOpen",

@@ -11,6 +11,7 @@
     │   ├── RequestTooLarge    the body exceeds the size limit
     │   ├── ContextOverflow    the prompt does not fit into the context window
     │   ├── RateLimited        too many requests for this key
+    │   ├── BudgetExceeded     the budget of the key or tenant is used up
     │   └── Unsupported        the feature is known but not supported
     ├── EngineError        the model server is at fault
     │   ├── InvalidEngineResponse  the engine's response is not one of its API
@@ -90,6 +91,10 @@ class ContextOverflow(ClientError):
 
 class RateLimited(ClientError):
     kind = "rate_limited"
+
+
+class BudgetExceeded(ClientError):
+    kind = "budget_exceeded"
 
 
 class Unsupported(ClientError):

@@ -1,12 +1,12 @@
 """Errors in the form shared by OpenAI's APIs, before and within a stream."""
 
-import math
 from collections.abc import Mapping
 
 import msgspec
 
 from dovetail_model import DovetailError, Failure
 from dovetail_protocols.codec import ErrorResponse
+from dovetail_protocols.rate_limits import retry_headers
 
 _REQUEST, _SERVER = "invalid_request_error", "server_error"
 
@@ -27,6 +27,7 @@ ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
     "overloaded": (503, _SERVER, "server_is_overloaded"),
     "engine_timeout": (504, _SERVER, "timeout"),
     "internal": (500, _SERVER, "internal_error"),
+    "budget_exceeded": (429, "insufficient_quota", "insufficient_quota"),
 }
 """Error kind -> HTTP status, type and code."""
 
@@ -34,9 +35,7 @@ ERROR_KINDS: dict[str, tuple[int, str, str | None]] = {
 def encode_error(error: DovetailError) -> ErrorResponse:
     """Encode an error as an HTTP response."""
     status = ERROR_KINDS.get(error.kind, ERROR_KINDS["internal"])[0]
-    wait = error.retry_after
-    headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorResponse(status, error_body(error.to_failure()), headers)
+    return ErrorResponse(status, error_body(error.to_failure()), retry_headers(error))
 
 
 def error_body(failure: Failure) -> bytes:

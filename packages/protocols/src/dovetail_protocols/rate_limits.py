@@ -1,9 +1,12 @@
-"""The state of rate limits, and the response headers that report it."""
+"""The state of rate limits, and the response headers that report it and when to retry."""
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
+
+from dovetail_model import BudgetExceeded, DovetailError
 
 
 class LimitStatus(msgspec.Struct, frozen=True):
@@ -49,6 +52,17 @@ def anthropic_headers(limits: Iterable[LimitStatus], now: float) -> list[tuple[s
             (f"{prefix}-reset", f"{reset:%Y-%m-%dT%H:%M:%SZ}"),
         ]
     return headers
+
+
+def retry_headers(error: DovetailError) -> tuple[tuple[str, str], ...]:
+    """Return the headers from which clients decide when and whether to retry.
+
+    SDKs wait at most a minute, so they must not retry while a budget is used up.
+    """
+    if error.retry_after is None:
+        return ()
+    wait = ("retry-after", str(math.ceil(error.retry_after)))
+    return (wait, ("x-should-retry", "false")) if isinstance(error, BudgetExceeded) else (wait,)
 
 
 def _format_duration(seconds: float) -> str:

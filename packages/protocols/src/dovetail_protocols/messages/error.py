@@ -1,12 +1,11 @@
 """Errors in the form of the Messages API, before and within a stream."""
 
-import math
-
 import msgspec
 
 from dovetail_model import DovetailError, Failure
 from dovetail_protocols.codec import ErrorResponse
 from dovetail_protocols.field_names import rename_field
+from dovetail_protocols.rate_limits import retry_headers
 from dovetail_protocols.sse import frame
 
 _KINDS: dict[str, tuple[int, str]] = {
@@ -17,6 +16,7 @@ _KINDS: dict[str, tuple[int, str]] = {
     "too_large": (413, "request_too_large"),
     "context_overflow": (400, "invalid_request_error"),
     "rate_limited": (429, "rate_limit_error"),
+    "budget_exceeded": (429, "rate_limit_error"),
     "unsupported": (400, "invalid_request_error"),
     "engine": (500, "api_error"),
     "engine_response": (502, "api_error"),
@@ -40,9 +40,7 @@ def encode_error(error: DovetailError) -> ErrorResponse:
     """Encode an error with the status that the API's clients expect for its kind."""
     error = rename_field(error, _FIELD_NAMES)
     status, _ = _KINDS.get(error.kind, _DEFAULT_KIND)
-    wait = error.retry_after
-    headers = () if wait is None else (("retry-after", str(math.ceil(wait))),)
-    return ErrorResponse(status, _body(error.to_failure()), headers)
+    return ErrorResponse(status, _body(error.to_failure()), retry_headers(error))
 
 
 def error_frame(failure: Failure) -> bytes:

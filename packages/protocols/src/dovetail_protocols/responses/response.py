@@ -11,6 +11,7 @@ from dovetail_protocols.responses import echo, wire
 _FAILURE_CODES = {
     "context_overflow": "context_length_exceeded",
     "rate_limited": "rate_limit_exceeded",
+    "budget_exceeded": "insufficient_quota",
     "invalid_request": "invalid_prompt",
     "unsupported": "invalid_prompt",
     "unauthenticated": "invalid_prompt",

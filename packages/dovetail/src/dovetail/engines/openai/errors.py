@@ -137,7 +137,7 @@ def error_from_stream_failure(server_name: str, failure: Failure) -> DovetailErr
     rejection = UpstreamRejection(500, failure.message)
     if failure.kind == "context_overflow" or rejection.is_context_overflow:
         return ContextOverflow(_overflow_message(rejection))
-    if failure.kind == "rate_limited":
+    if failure.kind in ("rate_limited", "budget_exceeded"):
         return Overloaded(f"{server_name} is overloaded: {failure.message}")
     if failure.kind in ("unauthenticated", "forbidden", "not_found"):
         return EngineError(f"{server_name} rejected the request: {failure.message}")
