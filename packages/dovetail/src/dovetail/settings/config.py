@@ -262,6 +262,39 @@ class Config:
         30 * 86_400.0, "Seconds since its last use after which a stored response is deleted."
     )
 
+    # Usage
+    usage: bool = _setting(
+        True,
+        "Record the usage of tenants, keys, models, sessions and harnesses for `dovetail usage` "
+        "and for budgets.",
+    )
+    usage_max_age: float = _setting(400 * 86_400.0, "Seconds after which usage is deleted.")
+    usage_max_sessions: int = _setting(
+        1000,
+        "Maximum number of sessions per tenant and day whose usage is recorded by name. The "
+        "usage of further ones is recorded as one.",
+    )
+    price_prompt: float | None = _model_setting(
+        None, "Price of a million prompt tokens, in any currency. Costs are computed from it."
+    )
+    price_cached: float | None = _model_setting(
+        None,
+        "Price of a million prompt tokens that the engine had cached (default: that of other "
+        "prompt tokens).",
+    )
+    price_output: float | None = _model_setting(None, "Price of a million output tokens.")
+    budget_tokens_per_day: int | None = _setting(
+        None,
+        "Maximum tokens per UTC day and API key: prompt tokens that were not cached, and output "
+        "tokens.",
+    )
+    budget_tokens_per_month: int | None = _setting(
+        None, "Maximum tokens per UTC month and API key, counted like those of a day."
+    )
+    budget_cost_per_month: float | None = _setting(
+        None, "Maximum cost per UTC month and API key, at the prices of --price-prompt and others."
+    )
+
     # HTTP
     http_host: str = _setting("127.0.0.1", "Address to listen on.")
     http_port: int | None = _setting(

@@ -37,7 +37,10 @@ _MIN_VALUES: Mapping[str, int] = {
     "rate_limit_tokens": 1, "recover_identical_calls": 2, "recover_loop_tokens": 256,
     "recovery_wait": 0, "replicas": 1, "responses_max_age": 0,
     "responses_max_bytes": 0, "resume_drop_thinking": 0, "slots": 1, "temperature": 0, "threads": 1,
-    "top_p": 0, "trace_block_tokens": 1, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
+    "top_p": 0, "budget_cost_per_month": 0, "budget_tokens_per_day": 1,
+    "budget_tokens_per_month": 1, "price_cached": 0, "price_output": 0, "price_prompt": 0,
+    "usage_max_age": 86_400, "usage_max_sessions": 0,
+    "trace_block_tokens": 1, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
 _MAX_VALUES: Mapping[str, int] = {"http_port": 65535, "workers": 256}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -87,7 +87,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reached: `decoded`, `admitted`, `prepared` (the prompt was built), `first_token`, `last_event`
     (the end of the output), `duration`.
 
-    `harness`: the name of the client program, from its `User-Agent`.
+    `key`: the name of the API key, else the first digits of its hash.
+    `harness`: the harness or SDK that sent the request.
     `notes`: what was reported to the client: ignored fields, rewritten turns, tolerated output.
     `results`: the ids of calls whose results are in the request.
     `replica`: the number of the replica.
@@ -110,6 +111,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     requested_model: str = msgspec.field(default="", name="asked")
     stream: bool = False
     tenant: str = ""
+    key: str = ""
+    harness: str = ""
     session: str | None = None
     parent: str | None = None
     agent: str | None = None

@@ -1,0 +1,1 @@
+"""Usage accounting: tokens, requests, time and cost by tenant, key, model, session and harness."""
