@@ -14,6 +14,7 @@ from dovetail.access.auth import ApiKeys, Caller, exposure_warning, extract_keys
 from dovetail.access.key_file import (
     MAX_KEYS,
     ApiKey,
+    Budgets,
     KeyFileError,
     read_keys,
     writable_key_file_warning,
@@ -56,6 +57,25 @@ def test_options_of_a_line_and_defaults_of_the_settings(tmp_path: Path) -> None:
     assert three.expires == 1_801_389_600.0
 
 
+def test_budgets_of_keys_and_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    other = sha256(b"other").hexdigest()
+    file.write_text(
+        "team:* tokens-per-month=500 cost-per-month=9.5\n"
+        f"team:{HASH} name=ci tokens-per-day=none tokens-per-month=7\n"
+        f"solo:{other}\n"
+    )
+    default = Budgets(tokens_per_day=10)
+    named, plain = read_keys(file, budgets=default)
+    assert (named.usage_name, plain.usage_name) == ("ci", other[:12])
+    assert named.budgets == Budgets(tokens_per_month=7)
+    assert named.tenant_budgets == Budgets(None, 500, 9.5)
+    assert (plain.budgets, plain.tenant_budgets) == (default, Budgets())
+    assert ApiKeys(file=file).have_budgets
+    assert not ApiKeys(["key"]).have_budgets
+    assert ApiKeys(budgets=default).authenticate({}).budgets == default
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -75,6 +95,15 @@ def test_options_of_a_line_and_defaults_of_the_settings(tmp_path: Path) -> None:
         (f"team:{HASH} admin=yes\n", "after the hash"),
         (f"team:{HASH} secret-that-was-meant-as-a-key\n", "after the hash"),
         (f"a:{HASH}\nb:{HASH.upper()}\n", "duplicate of the key in line 1"),
+        (f"team:{HASH} tokens-per-day=0\n", "positive number"),
+        (f"team:{HASH} cost-per-month=-1\n", "a number such as"),
+        (f"team:{HASH} cost-per-month=1e3\n", "a number such as"),
+        (f"team:{HASH} name=\n", "1 to 128 characters"),
+        (f"team:{HASH}\nteam:* tokens=5\n", "line 2: .* only budgets"),
+        (f"team:{HASH}\nother:* tokens-per-day=5\n", "line 2: the tenant has no key"),
+        (f"team:{HASH}\nteam:* tokens-per-day=5\nteam:* tokens-per-day=6\n", "tenant in line 2"),
+        (":* tokens-per-day=5\n", "line 1"),
+        ("team:* tokens-per-day=5\n", "no key"),
         ("team:\udcff", "UTF-8"),
         ("".join(f"t:{at:064x}\n" for at in range(MAX_KEYS + 1)), "more than"),
         ("#" * (5 << 20), "MiB"),

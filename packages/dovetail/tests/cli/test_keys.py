@@ -89,9 +89,16 @@ def test_check_lists_keys_and_limits(tmp_path: Path) -> None:
     assert re.fullmatch(r"a:[0-9a-f]{12}…  tokens=5", first)
     assert "expired 2020-02-01 00:00 UTC" in second
     assert third.endswith("…  requests=none  admin")
+    ran("new", "d", "name=ci", "tokens-per-day=9", "cost-per-month=2.5", "--file", file)
+    with file.open("a") as more:
+        more.write("d:* tokens-per-month=5\n")
+    fourth = ran("check", file).output.splitlines()[3]
+    assert fourth.endswith(
+        "…  name=ci  tokens-per-day=9  cost-per-month=2.5  d:* tokens-per-month=5"
+    )
     with file.open("a") as more:
         more.write("d:short\n")
     broken = ran("check", file)
     assert broken.exit_code == 1
-    assert "line 4" in broken.output
+    assert "line 6" in broken.output
     assert ran("check", tmp_path / "none").exit_code == 1

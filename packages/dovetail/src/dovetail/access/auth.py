@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from dovetail.access.browser import is_loopback
-from dovetail.access.key_file import ApiKey, EmptyKeyFileError, KeyFileError, read_keys
+from dovetail.access.key_file import (
+    NO_BUDGETS,
+    ApiKey,
+    Budgets,
+    EmptyKeyFileError,
+    KeyFileError,
+    read_keys,
+)
 from dovetail.access.limits import NO_LIMITS, RateLimits
 from dovetail.settings.file_version import FileVersion, get_file_version, is_recently_changed
 from dovetail_model import Forbidden, Unauthenticated
@@ -29,6 +36,8 @@ class Caller:
 
     key: Digest of the key; the digest of an empty string if the server requires no key.
     group: The group of tenants in the line of the key.
+    name: Name of the key in usage reports, or its first digits; "" if the server requires no key.
+    budgets, tenant_budgets: Budgets of the key, and of all keys of its tenant together.
     """
 
     tenant: str = ""
@@ -36,6 +45,9 @@ class Caller:
     limits: RateLimits = NO_LIMITS
     admin: bool = False
     group: str = ""
+    name: str = ""
+    budgets: Budgets = NO_BUDGETS
+    tenant_budgets: Budgets = NO_BUDGETS
 
 
 #: The sender of a request that is not authenticated yet.
@@ -56,6 +68,7 @@ class ApiKeys:
     """
 
     __slots__ = (
+        "_budgets",
         "_clock",
         "_file",
         "_is_regular_file",
@@ -68,7 +81,7 @@ class ApiKeys:
         "check_interval_seconds",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - where keys come from, and what those without options get
         self,
         plain: Iterable[str] = (),
         hashed: Iterable[ApiKey] = (),
@@ -76,10 +89,14 @@ class ApiKeys:
         file: Path | None = None,
         may_be_empty: bool = False,
         limits: RateLimits = NO_LIMITS,
+        budgets: Budgets = NO_BUDGETS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
-        static_keys = [ApiKey("", _digest(key), self._limits, admin=True) for key in plain if key]
+        self._budgets = budgets
+        static_keys = [
+            ApiKey("", _digest(key), limits, admin=True, budgets=budgets) for key in plain if key
+        ]
         self._static_keys = (*static_keys, *hashed)
         self._file = file
         self._is_regular_file = file is not None and file.is_file()
@@ -101,11 +118,17 @@ class ApiKeys:
         """Whether callers must send a key."""
         return bool(self._static_keys) or self._file is not None
 
+    @property
+    def have_budgets(self) -> bool:
+        """Whether a key or a tenant has a budget."""
+        known = self._table.values()
+        return bool(self._budgets) or any(key.budgets or key.tenant_budgets for key in known)
+
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Return the owner of the key in the headers. Raises if they contain no valid key."""
         self._reload_if_changed()
         if not self:
-            return Caller("", _digest(""), self._limits, admin=True)
+            return Caller("", _digest(""), self._limits, admin=True, budgets=self._budgets)
         sent = extract_keys(headers)
         if not sent:
             message = "No API key was sent. Set the header x-api-key or Authorization: Bearer."
@@ -115,10 +138,10 @@ class ApiKeys:
             raise _unauthenticated("The API key is not valid for this server.", "unknown_key")
         key = next((key for key in known if not self._is_expired(key)), known[0])
         self._require_current(key)
-        return Caller(key.tenant, key.digest, key.limits, key.admin, key.group)
+        return _create_caller(key)
 
     def revalidate(self, caller: Caller) -> Caller:
-        """Return the caller with its current limits and group. Raises if its key is invalid."""
+        """Return the caller with its current limits and budgets. Raises if its key is invalid."""
         self._reload_if_changed()
         if not self:
             return caller
@@ -127,9 +150,11 @@ class ApiKeys:
             message = "The API key is no longer valid for this server."
             raise _unauthenticated(message, "unknown_key")
         self._require_current(key)
-        if (key.limits, key.group) == (caller.limits, caller.group):
+        if (key.limits, key.group, key.budgets, key.tenant_budgets, key.usage_name) == (
+            *(caller.limits, caller.group, caller.budgets, caller.tenant_budgets, caller.name),
+        ):
             return caller
-        return replace(caller, limits=key.limits, group=key.group)
+        return replace(_create_caller(key), admin=caller.admin)
 
     def reload(self, *, accept_empty: bool = True) -> None:
         """Read the file now. An invalid version is logged and not used.
@@ -156,7 +181,7 @@ class ApiKeys:
         if self._file is None:
             return []
         self._loaded_version = get_file_version(self._file, self._clock())
-        return read_keys(self._file, self._limits)
+        return read_keys(self._file, self._limits, self._budgets)
 
     def _install(self, file_keys: Iterable[ApiKey]) -> None:
         self._table = {self._table_key(key.digest): key for key in (*self._static_keys, *file_keys)}
@@ -195,6 +220,19 @@ class ApiKeys:
             raise _unauthenticated(message, "expired_key")
 
 
+def _create_caller(key: ApiKey) -> Caller:
+    return Caller(
+        key.tenant,
+        key.digest,
+        key.limits,
+        key.admin,
+        key.group,
+        key.usage_name,
+        key.budgets,
+        key.tenant_budgets,
+    )
+
+
 PrefixSharing = Literal["tenant", "group", "all"]
 """Which clients share an engine's prefix cache."""
 
@@ -217,6 +255,15 @@ def require_admin(caller: Caller) -> None:
     """Raise unless the caller may see data of all tenants."""
     if not caller.admin:
         raise Forbidden("This endpoint requires an admin key.")
+
+
+def require_operator(caller: Caller, keys: "ApiKeys", peer: str | None) -> None:
+    """Raise unless the caller has an admin key or, on a server without keys, is on this machine."""
+    require_admin(caller)
+    if not keys and not (peer is not None and is_loopback(peer)):
+        raise Forbidden(
+            "Without API keys, this endpoint is available only on the machine of the server."
+        )
 
 
 def extract_keys(headers: Mapping[str, str]) -> list[str]:

@@ -28,11 +28,12 @@ class RateLimitGate:
         codec: Codec,
         headers: list[tuple[str, str]],
         usage: Callable[[], Usage | None],
-    ) -> Iterator[None]:
+    ) -> Iterator[Caller]:
         """Hold a lease for one request while the block runs. Raises if a limit is reached.
 
         The state of the limits is added to `headers`; `usage` is called at the end for the tokens
-        to charge. The key is validated again because a connection may outlive it.
+        to charge. The key is validated again because a connection may outlive it; the caller
+        with its current limits is returned.
         """
         caller = self._keys.revalidate(caller)
         try:
@@ -44,6 +45,6 @@ class RateLimitGate:
             limits = self._limiter.status(caller.key, caller.limits)
             headers += codec.rate_limit_headers(limits, time.time())
         try:
-            yield
+            yield caller
         finally:
             lease.release(usage())

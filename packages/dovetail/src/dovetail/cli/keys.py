@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dovetail.access.key_file import ApiKey, KeyFileError, parse_keys, read_keys
+from dovetail.access.key_file import ApiKey, Budgets, KeyFileError, parse_keys, read_keys
 from dovetail.access.limits import RateLimits
 from dovetail.cli.errors import fail
 
@@ -26,7 +26,8 @@ _LimitWords = Annotated[
     list[str] | None,
     typer.Argument(
         help="Limits that differ from the server's settings, such as requests=60 tokens=100000 "
-        "concurrent=8 expires=2027-01-31 admin. The value none removes a limit.",
+        "concurrent=8 tokens-per-day=2000000 name=ci expires=2027-01-31 admin. The value none "
+        "removes a limit.",
         metavar="WORDS",
     ),
 ]
@@ -69,7 +70,8 @@ def new(
 def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="Key file.")]) -> None:
     """Validate a key file as the server does, and list its keys with tenants and limits."""
     try:
-        keys = read_keys(file, RateLimits(_UNSET, _UNSET, _UNSET))
+        unset = (_UNSET, _UNSET, _UNSET)
+        keys = read_keys(file, RateLimits(*unset), Budgets(*unset))
     except KeyFileError as error:
         fail("keys", str(error))
     for key in keys:
@@ -79,10 +81,16 @@ def check(file: Annotated[Path, typer.Argument(metavar="FILE", help="Key file.")
 def _format_key(key: ApiKey, now: float) -> str:
     """Format a key: its tenant, the start of its hash, its limits and expiry."""
     words = [f"{key.tenant}:{key.digest.hex()[:12]}…"]
+    words += [f"name={key.name}"] if key.name else []
     words += [
-        f"{name}={'none' if value is None else value}"
-        for name, value in asdict(key.limits).items()
+        f"{name.replace('_', '-')}={'none' if value is None else f'{value:.15g}'}"
+        for name, value in {**asdict(key.limits), **asdict(key.budgets)}.items()
         if value != _UNSET
+    ]
+    words += [
+        f"{key.tenant}:* {name.replace('_', '-')}={value:.15g}"
+        for name, value in asdict(key.tenant_budgets).items()
+        if value is not None
     ]
     if key.expires is not None:
         until = f"{datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M} UTC"
