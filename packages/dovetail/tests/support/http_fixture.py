@@ -42,6 +42,7 @@ from dovetail.routing.pool import ReplicaPool
 from dovetail.server.http_server import create_server
 from dovetail.server_tools.runner import ServerTools
 from dovetail.telemetry.record import RequestRecorder
+from dovetail.usage.writer import UsageWriter
 
 NAME = "some-org/some-model"
 ALIAS = "claude-haiku-4-5-20251001"
@@ -294,6 +295,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS,
     server_tools: ServerTools | None = None,
     ledger: Ledger | None = None,
+    usage: UsageWriter | None = None,
 ) -> AsyncIterator[Stage]:
     """Run a server during the block.
 
@@ -307,7 +309,7 @@ async def serving(  # noqa: PLR0913 - each is what some test needs
         server_tools=server_tools,
         ledger=ledger,
     )
-    app = App(registry or default_registry, options, recorders=recorders)
+    app = App(registry or default_registry, options, recorders=recorders, usage=usage)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -257,10 +257,10 @@ def require_admin(caller: Caller) -> None:
         raise Forbidden("This endpoint requires an admin key.")
 
 
-def require_operator(caller: Caller, keys: "ApiKeys", peer: str | None) -> None:
+def require_operator(caller: Caller, keys: "ApiKeys", *, is_local: bool) -> None:
     """Raise unless the caller has an admin key or, on a server without keys, is on this machine."""
     require_admin(caller)
-    if not keys and not (peer is not None and is_loopback(peer)):
+    if not keys and not is_local:
         raise Forbidden(
             "Without API keys, this endpoint is available only on the machine of the server."
         )

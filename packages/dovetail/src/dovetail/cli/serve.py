@@ -32,9 +32,11 @@ from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir
 from dovetail.settings.sources import LoadedConfig
 from dovetail.storage.database_file import loose_permissions_warning
+from dovetail.storage.faults import StoreError
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import VERSION, Metrics
 from dovetail.telemetry.recorders import open_recorders
+from dovetail.usage.opening import open_usage
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +70,14 @@ def serve(settings: LoadedConfig) -> None:
     try:
         metrics = Metrics()
         frontend = ServerFrontend(
-            options, certificate, listener, metrics, open_recorders(config, metrics)
+            options,
+            certificate,
+            listener,
+            metrics,
+            open_recorders(config, metrics),
+            open_usage(config),
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StoreError) as error:
         fail("serve", str(error))
     service = build_with_progress(config)
     first = service.entries[0]

@@ -27,6 +27,7 @@ from dovetail.server.supervisor import reload_on_change
 from dovetail.settings.config import Config
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
+from dovetail.usage.writer import UsageWriter
 
 _err = Console(stderr=True)
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class ServerFrontend:
     listener: socket.socket
     metrics: Metrics
     recorders: list[RequestRecorder]
+    usage: UsageWriter | None = None
 
 
 def serve_in_process(
@@ -55,7 +57,7 @@ def serve_in_process(
     `lifespan` is entered for as long as the application is served.
     """
     request_memory.max_bytes = config.max_held_bytes
-    app = App(service, frontend.options, frontend.metrics, frontend.recorders)
+    app = App(service, frontend.options, frontend.metrics, frontend.recorders, frontend.usage)
     app.draining.on_start(lambda: notify("STOPPING=1"))
     server = create_server(
         app,

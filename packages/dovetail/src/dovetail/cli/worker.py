@@ -27,9 +27,11 @@ from dovetail.server.process import (
     receive_spec,
     report_ready,
 )
+from dovetail.storage.faults import StoreError
 from dovetail.telemetry.log import configure_logging
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.recorders import open_recorders
+from dovetail.usage.opening import open_usage
 
 
 def main() -> int:
@@ -72,8 +74,9 @@ def _run_worker(spec: WorkerSpec) -> None:
             bind_socket(config.http_host, spec.port, shared=True),
             metrics,
             open_recorders(config, metrics),
+            open_usage(config),
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StoreError) as error:
         fail("serve", str(error))
     service = build_with_progress(config)
     first = service.entries[0]

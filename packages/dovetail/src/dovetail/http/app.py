@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.access.auth import ANONYMOUS, require_admin
+from dovetail.access.budgets import BudgetGate
 from dovetail.http.codex_catalog import CodexCatalog
 from dovetail.http.collectors import ReplicaCollector, StoreCollector
 from dovetail.http.drain import DrainController
@@ -26,6 +27,7 @@ from dovetail.http.routes import Handler, Route, RouteTable, build_document, sel
 from dovetail.http.tokens import TokensEndpoints
 from dovetail.http.tracker import RequestTracker
 from dovetail.http.ui import UiEndpoints
+from dovetail.http.usage import UsageEndpoints
 from dovetail.http.websocket.endpoint import WEBSOCKET_PATH, WebSocketEndpoint
 from dovetail.net.exchange import ClientDisconnected, Receive, Scope, Send
 from dovetail.net.trace_context import SpanFactory, trace_scope
@@ -35,6 +37,7 @@ from dovetail.telemetry.log_throttle import LogThrottle
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
 from dovetail.ui.data import UiData
+from dovetail.usage.writer import UsageWriter
 from dovetail_model import DovetailError
 from dovetail_protocols import (
     COMPACT,
@@ -58,6 +61,7 @@ class App:
         options: HttpOptions | None = None,
         metrics: Metrics | None = None,
         recorders: Sequence[RequestRecorder] = (),
+        usage: UsageWriter | None = None,
     ) -> None:
         self.service = service
         self.options = options or HttpOptions()
@@ -69,12 +73,14 @@ class App:
             else None
         )
         self.recorders = recorders if self.ui is None else (*recorders, self.ui)
+        self.usage = usage
         self._begin_span = next(
             (recorder.start_span for recorder in recorders if isinstance(recorder, SpanFactory)),
             None,
         )
         self.metrics.registry.register(ReplicaCollector(service))
-        self.metrics.registry.register(StoreCollector(service.store_faults))
+        store_faults = [*service.store_faults, *([] if usage is None else [usage.store.faults])]
+        self.metrics.registry.register(StoreCollector(store_faults))
         self.metrics.track_held_body_bytes(lambda: request_memory.total_bytes)
         self._log_throttle = LogThrottle()
         self.startup_error: str | None = None  # why the startup failed
@@ -92,6 +98,7 @@ class App:
         self._generation = GenerationEndpoint(
             service, self.options, self.draining, self.metrics, self.background
         )
+        self._generation.budgets = BudgetGate(usage, self.metrics)
         self._catalog = CodexCatalog(service, self.options.codex_profiles)
         self._websockets = WebSocketEndpoint(
             self._respond,
@@ -141,6 +148,7 @@ class App:
             self.metrics,
             log_prefix=self.options.log_prefix,
             recorders=self.recorders,
+            accounting=self.usage,
         )
         if route is not None and not route.counted:
             await self._dispatch(exchange, tracker, route)
@@ -235,12 +243,16 @@ class App:
             self.startup_error = str(error)
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
+        if self.usage is not None:
+            self.usage.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.background.close()
         try:
             await self.service.stop()
         finally:
+            if self.usage is not None:
+                await self.usage.close()
             for recorder in self.recorders:
                 await asyncio.to_thread(recorder.close)
             await send({"type": "lifespan.shutdown.complete"})
@@ -296,6 +308,7 @@ class App:
                 _without_tracker(models.get),
                 "Get a model; its name may contain slashes",
             ),
+            *UsageEndpoints(self.usage, self.options.keys).routes(),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *ReplicaEndpoints(self.service, self.options).routes(),
             *self._health_routes(),

@@ -5,11 +5,13 @@ from time import perf_counter
 from typing import Literal
 
 from dovetail.access.auth import ANONYMOUS
+from dovetail.access.browser import is_loopback
 from dovetail.http.ids import new_id
 from dovetail.net.exchange import Exchange, Headers, Message, Receive, Scope, Send
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 
+_FORWARDED_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -59,6 +61,18 @@ class ApiExchange(Exchange):
     def is_upgrade(self) -> bool:
         """Whether this is the handshake of a WebSocket, not a request over it."""
         return self.transport == "websocket" and self.method == "GET"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a client on this machine sent the request, without a proxy in between."""
+        host = self.headers.get("host", "").rpartition("@")[2]
+        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        return (
+            self.connected_from is not None
+            and is_loopback(self.connected_from.partition("%")[0].removeprefix("::ffff:"))
+            and is_loopback(name.lower())
+            and not any(header in self.headers for header in _FORWARDED_HEADERS)
+        )
 
     def wants_debug(self, topic: str) -> bool:
         """Return whether the client requested this topic in `x-dovetail-debug`."""

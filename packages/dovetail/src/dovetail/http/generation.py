@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from dovetail.access.admission import AdmissionController
+from dovetail.access.budgets import BudgetGate
 from dovetail.access.limits import RateLimitExceeded
 from dovetail.access.rate_limits import RateLimitGate
 from dovetail.http.drain import DrainController
@@ -78,6 +79,7 @@ class GenerationEndpoint:
         self._draining = draining
         self._background = background
         self._gate = RateLimitGate(options.keys, options.limit_store, metrics)
+        self.budgets = BudgetGate(None, metrics)
         self._admission = AdmissionController(
             options.max_concurrent,
             options.max_queued,
@@ -101,9 +103,12 @@ class GenerationEndpoint:
         try:
             with ExitStack() as lease:
                 caller, headers = exchange.caller, exchange.extra_headers
-                lease.enter_context(
+                caller = lease.enter_context(
                     self._gate.lease(caller, codec, headers, lambda: tracker.usage or rejected)
                 )
+                for warning in await self.budgets.check(caller, headers):
+                    if exchange.transport == "websocket":  # which has no headers
+                        tracker.diagnostics.add(f"budget:{warning.name}")
                 try:
                     await self._generate(exchange, tracker, codec, lease)
                 except (InvalidRequest, RequestTooLarge, ContextOverflow):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from dovetail.access.auth import ApiKeys, PrefixSharing
 from dovetail.access.browser import BrowserPolicy, is_loopback
-from dovetail.access.key_file import KeyFileError
+from dovetail.access.key_file import Budgets, KeyFileError
 from dovetail.access.limits import LimitStore, MemoryLimitStore, RateLimits
 from dovetail.http.codex_catalog import read_profiles
 from dovetail.net.client_address import ClientAddressResolver
@@ -140,6 +140,9 @@ def build_http_options(
     limits = RateLimits(
         config.rate_limit_requests, config.rate_limit_tokens, config.max_concurrent_per_key
     )
+    budgets = Budgets(
+        config.budget_tokens_per_day, config.budget_tokens_per_month, config.budget_cost_per_month
+    )
     dispatch: list[DispatchChannel] = []
     if config.enable_streaming_tool_dispatch:
         dispatch.append("tools")
@@ -147,11 +150,15 @@ def build_http_options(
         dispatch.append("reasoning")
     try:
         file = config.api_key_file
-        keys = ApiKeys(config.api_key, file=file, may_be_empty=reloading, limits=limits)
+        keys = ApiKeys(
+            config.api_key, file=file, may_be_empty=reloading, limits=limits, budgets=budgets
+        )
     except KeyFileError as error:
         raise ValueError(f"--api-key-file {error}") from error
     if config.ui_payloads and not keys:
         raise ValueError("--ui-payloads requires --api-key or --api-key-file")
+    if keys.have_budgets and not config.usage:
+        raise ValueError("budgets require usage to be recorded; remove --no-usage")
     return HttpOptions(
         keys=keys,
         limit_store=MemoryLimitStore() if limit_store is None else limit_store,

@@ -4,7 +4,6 @@ Of several choices, only the output of the first is recorded. All records that g
 of a model are bounded.
 """
 
-import re
 from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
@@ -165,8 +164,6 @@ _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
 
 
 _MAX_NAME_CHARS = 256  # of names that clients send
-_MAX_HARNESS_CHARS = 64
-_UNSAFE_CHARS = re.compile(r"[^\w.@-]+", re.ASCII)
 _MAX_RESULTS = 256
 
 
@@ -177,12 +174,6 @@ def truncate_name(name: str) -> str:
 
 def truncate_optional_name(name: str | None) -> str | None:
     return None if name is None else truncate_name(name)
-
-
-def harness_name(user_agent: str | None) -> str:
-    """Return the name of the client program: the first product of a `User-Agent` header."""
-    product = (user_agent or "").partition(" ")[0].partition("/")[0]
-    return _UNSAFE_CHARS.sub("", product)[:_MAX_HARNESS_CHARS].lower()
 
 
 def client_traceparent(header: str | None) -> str | None:

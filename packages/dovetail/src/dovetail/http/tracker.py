@@ -14,7 +14,6 @@ from dovetail.http.pipeline_tracker import (
     OutputTimeline,
     PipelineTracker,
     client_traceparent,
-    harness_name,
     new_tool_result_ids,
     truncate_name,
     truncate_optional_name,
@@ -32,7 +31,10 @@ from dovetail.telemetry.record import (
     StartedRequest,
     StartRecorder,
 )
+from dovetail.usage.counts import UsageKey
+from dovetail.usage.writer import UsageWriter
 from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
+from dovetail_protocols import read_harness
 
 CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client has disconnected
 MAX_PENDING_TIMES = 64  # batches whose times are recorded together, which is cheaper
@@ -44,6 +46,8 @@ class RequestTracker:
     """Collect the record of a request, from its first byte to the last byte of its response."""
 
     __slots__ = (
+        "_accounting",
+        "_accounting_number",
         "_admitted_at",
         "_cancelled",
         "_decoded_at",
@@ -80,12 +84,15 @@ class RequestTracker:
         *,
         log_prefix: bool = False,
         recorders: Sequence[RequestRecorder] = (),
+        accounting: UsageWriter | None = None,
     ) -> None:
         self._exchange = exchange
         self._endpoint = endpoint
         self._metrics = metrics
         self._log_prefix = log_prefix
         self._recorders = recorders
+        self._accounting = accounting
+        self._accounting_number: int | None = None  # of the announced request
         self._log_suppressed = False
         self._request: Request | None = None
         self._model = ""
@@ -120,6 +127,10 @@ class RequestTracker:
         self._decoded_at = perf_counter()
         self._request = request
         self._model = entry.name
+        if self._accounting is not None:
+            self._accounting_number = self._accounting.begin(
+                self._usage_key(request), entry.prices, self._decoded_at - self._exchange.started_at
+            )
         self._pipeline = PipelineTracker(self._metrics, self.diagnostics, entry.name)
         for path in entry.ignored_fields(request):
             self.diagnostics.add(f"ignored:{path}")
@@ -128,6 +139,11 @@ class RequestTracker:
         self._queued = True
         self._metrics.add_queued(+1)
         self._report_start(request)
+
+    def _usage_key(self, request: Request) -> UsageKey:
+        exchange, session = self._exchange, truncate_optional_name(request.identity.session) or ""
+        harness = read_harness(exchange.headers)
+        return UsageKey(exchange.tenant, exchange.caller.name, self._model, session, harness)
 
     def _report_start(self, request: Request) -> None:
         recorders = [one for one in self._recorders if isinstance(one, StartRecorder)]
@@ -141,7 +157,7 @@ class RequestTracker:
             session=truncate_optional_name(identity.session),
             parent=truncate_optional_name(identity.parent),
             agent=truncate_optional_name(identity.agent),
-            harness=harness_name(self._exchange.headers.get("user-agent")),
+            harness=read_harness(self._exchange.headers),
         )
         for recorder in recorders:
             recorder.start_request(started)
@@ -281,6 +297,8 @@ class RequestTracker:
         self._leave_queue()
         record = self._build_record()
         self._metrics.record_request(record)
+        if self._accounting is not None and self._accounting_number is not None:
+            self._accounting.finish(self._accounting_number, record)
         if self._log_suppressed:
             return
         log_request(record, self._exchange.peer)
@@ -321,10 +339,11 @@ class RequestTracker:
             requested_model=truncate_name(request.model) if request is not None else "",
             stream=request is not None and request.stream and not self.stream_not_requested,
             tenant=exchange.tenant,
+            key=exchange.caller.name,
             session=truncate_optional_name(identity.session) if identity is not None else None,
             parent=truncate_optional_name(identity.parent) if identity is not None else None,
             agent=truncate_optional_name(identity.agent) if identity is not None else None,
-            harness=harness_name(exchange.headers.get("user-agent")),
+            harness=read_harness(exchange.headers),
             compaction=identity is not None and identity.compaction,
             usage=usage,
             decoded=self._elapsed(self._decoded_at),

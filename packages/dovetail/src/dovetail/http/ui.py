@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from dovetail.access.auth import require_admin
-from dovetail.access.browser import is_loopback
 from dovetail.http.errors import UnknownRoute
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
@@ -25,7 +24,6 @@ from dovetail_model import Forbidden, RateLimited, Unauthenticated
 
 MAX_STREAMS = 32  # pages that are updated at the same time
 MAX_QUERY_CHARS = 256
-_FORWARDED_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 JsonHandler = Callable[[ApiExchange], Awaitable[object]]
 
@@ -77,7 +75,7 @@ class UiEndpoints:
 
     def _require_access(self, exchange: ApiExchange) -> None:
         """Raise for other machines if the server has no keys."""
-        if not self._options.keys and not _is_local(exchange):
+        if not self._options.keys and not exchange.is_local:
             raise Forbidden(
                 "Without API keys, the web UI is only available on the machine of the server. "
                 "Set --api-key or --api-key-file to use it from elsewhere."
@@ -161,15 +159,3 @@ class UiEndpoints:
         except (Forbidden, Unauthenticated):
             return False
         return True
-
-
-def _is_local(exchange: ApiExchange) -> bool:
-    """Return whether a client on this machine sent the request, without a proxy in between."""
-    host = exchange.headers.get("host", "").rpartition("@")[2]
-    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    return (
-        exchange.connected_from is not None
-        and is_loopback(exchange.connected_from.partition("%")[0].removeprefix("::ffff:"))
-        and is_loopback(name.lower())
-        and not any(header in exchange.headers for header in _FORWARDED_HEADERS)
-    )

@@ -33,6 +33,7 @@ from dovetail.server_tools.replay import restore_results
 from dovetail.server_tools.resolution import ServerToolResolver
 from dovetail.server_tools.runner import ServerTools
 from dovetail.storage.faults import StoreFaults
+from dovetail.usage.prices import NO_PRICES, Prices
 from dovetail_model import Identity, NotFound, Request, Sampling
 from dovetail_protocols import DecodeCache
 
@@ -61,6 +62,7 @@ class TokenModel:
     the same engine, starts and stops it.
     `recovery`: which defective turns are recovered.
     `fallback`: the models that serve requests while no replica of this one is available.
+    `prices`: what its tokens cost.
     """
 
     names: tuple[str, ...]
@@ -80,6 +82,7 @@ class TokenModel:
     adapter: str | None = None
     recovery: RecoveryPolicy = NO_RECOVERY
     fallback: tuple[str, ...] = ()
+    prices: Prices = NO_PRICES
 
     @property
     def name(self) -> str:
@@ -184,6 +187,7 @@ class UpstreamModel:
     start_timeout_seconds: float = STREAM_START_TIMEOUT_SECONDS
     codex_profile: str | None = None
     tokenizer: PromptTokenizer | None = None
+    prices: Prices = NO_PRICES
 
     @property
     def name(self) -> str:

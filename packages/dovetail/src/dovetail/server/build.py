@@ -56,6 +56,7 @@ from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
 from dovetail.storage.database_file import move_damaged_file, require_undamaged
 from dovetail.storage.sqlite import ExpiryClock
+from dovetail.usage.prices import Prices
 from dovetail_model import DovetailError, Sampling
 
 LEDGER_FILE = "turns.sqlite"  # in the data folder
@@ -241,6 +242,7 @@ def _build_upstream_model(
         default_sampling=default_sampling(config),
         codex_profile=config.codex_profile,
         tokenizer=_load_prompt_tokenizer(config, shared, remote),
+        prices=model_prices(config),
     )
 
 
@@ -278,6 +280,7 @@ def _build_token_model(
         guided_fallback=config.guided_fallback,
         recovery=recovery_policy(config),
         fallback=config.fallback,
+        prices=model_prices(config),
     )
 
 
@@ -359,6 +362,11 @@ def recovery_policy(config: Config) -> RecoveryPolicy:
     return RecoveryPolicy(
         frozenset(config.recover), config.recover_loop_tokens, config.recover_identical_calls
     )
+
+
+def model_prices(config: Config) -> Prices:
+    """Return the prices of a model."""
+    return Prices(config.price_prompt or 0.0, config.price_cached, config.price_output or 0.0)
 
 
 def parse_aliases(config: Config) -> dict[str, str]:

@@ -112,7 +112,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stream: bool = False
     tenant: str = ""
     key: str = ""
-    harness: str = ""
     session: str | None = None
     parent: str | None = None
     agent: str | None = None
