@@ -60,7 +60,7 @@ def test_server_continues_after_its_files_were_deleted(tmp_path: Path) -> None:
         assert running.request("GET", f"/v1/responses/{second}").status == 200
         running.stop()  # the ledger is written in the background
         log = running.log.read_text()
-    assert log.count("event=store_file_deleted") == 2
+    assert log.count("event=store_file_deleted") == 3  # turns, responses, usage
     with served(*flags(tmp_path)) as running:
         assert running.request("GET", f"/v1/responses/{second}").status == 200
 

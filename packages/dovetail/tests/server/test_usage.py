@@ -38,9 +38,10 @@ def redis() -> Iterator[RedisServer]:
 
 def key_file(folder: Path) -> Path:
     path = folder / "keys"
-    digests = {key: sha256(key.encode()).hexdigest() for key in (*KEYS, "root")}
+    digests = {key: sha256(key.encode()).hexdigest() for key in (*KEYS, "root", "limited")}
     lines = [f"{tenant}:{digests[key]} name={key}-key" for key, tenant in KEYS.items()]
-    path.write_text("\n".join([*lines, f"ops:{digests['root']} admin", ""]))
+    lines += [f"ops:{digests['root']} admin", f"c:{digests['limited']} tokens-per-day=1", ""]
+    path.write_text("\n".join(lines))
     return path
 
 
@@ -124,23 +125,25 @@ def test_sums_equal_the_trace_over_workers_a_restart_and_a_kill(tmp_path: Path) 
         send(running, 12, "first")
     with serve(tmp_path) as running:
         send(running, 4, "second")
+        assert_budget_of_all_workers(running)
+        wait_until_counted(running, 17)
         with interrupted_request(running):
             for pid in children(running):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: running.log.read_text().count("worker_crashed") == 2)
         wait_until(lambda: restarted_workers(running) == 2)
         send(running, 4, "third")
-        total = report(running)["total"]
-        assert (total["requests"], total["running"] + total["interrupted"]) == (20, 1)
+        wait_until_counted(running, 21)
         found = report(running)
-        wait_until(lambda: len(traced(tmp_path)) == 20)
+        assert found["total"]["running"] + found["total"]["interrupted"] == 1
+        wait_until(lambda: len(traced(tmp_path)) == 21)
     assert_equal(found, tmp_path)
     ended = dovetail("usage", "--by", ",".join(BY), "--json", home=home)
     printed = json.loads(ended.out)
     assert (printed["rows"], printed["total"]) == (found["rows"], found["total"])
     later = lambda: time.time() + STALE_SECONDS + 1  # noqa: E731
     counts, running_requests = asyncio.run(total_of(home, later))
-    assert (counts.requests, counts.interrupted, running_requests) == (20, 1, 0)
+    assert (counts.requests, counts.interrupted, running_requests) == (21, 1, 0)
 
 
 @pytest.mark.long
@@ -157,8 +160,7 @@ def test_frontends_share_usage_and_budgets_through_redis(
     ):
         send(one, 4, "first")
         send(two, 4, "second")
-        # Each server reads what the other has written, a moment after the response.
-        wait_until(lambda: report(one)["total"]["requests"] == 8)
+        wait_until_counted(one, 8)
         assert report(two)["rows"] == report(one)["rows"]
         wait_until(lambda: len([*traced(tmp_path / "one"), *traced(tmp_path / "two")]) == 8)
         lines = [*traced(tmp_path / "one"), *traced(tmp_path / "two")]
@@ -186,6 +188,33 @@ def interrupted_request(running: Running) -> Iterator[None]:
         assert response.readline()
         wait_until(lambda: report(running)["total"]["running"] == 1)
         yield
+
+
+def assert_budget_of_all_workers(running: Running) -> None:
+    """Use up a budget with one request; then each worker rejects further ones."""
+    request = body("/v1/chat/completions", "Once.")
+    running.post("/v1/chat/completions", request, x_api_key="limited")
+    wait_until(lambda: any(row["tenant"] == "c" and row["requests"] for row in rows_of(running)))
+    before = numbers(running, "dovetail_rate_limited_requests_total")
+
+    def is_rejected_by_all() -> bool:
+        reply = running.request("POST", "/v1/chat/completions", request, x_api_key="limited")
+        assert reply.status == 429
+        rejected = numbers(running, "dovetail_rate_limited_requests_total")
+        return len([worker for worker in rejected if rejected[worker] > before.get(worker, 0)]) == 2
+
+    wait_until(is_rejected_by_all)
+
+
+def wait_until_counted(running: Running, requests: int) -> None:
+    """Wait until all processes have written their usage, a moment after the responses."""
+    wait_until(lambda: report(running)["total"]["requests"] >= requests)
+    assert report(running)["total"]["requests"] == requests
+
+
+def rows_of(running: Running) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = report(running)["rows"]
+    return rows
 
 
 def restarted_workers(running: Running) -> int:
