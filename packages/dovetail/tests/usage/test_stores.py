@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis_cluster import RedisClusterServers
 from redis_server import RedisServer
 
 from dovetail.storage.faults import StoreError
@@ -37,7 +38,9 @@ ONE = UsageCounts(requests=1, prompt_tokens=100, cached_tokens=60, output_tokens
 class Bench:
     """Stores of one kind that share their data, with a clock that tests set."""
 
-    def __init__(self, kind: str, folder: Path, server: RedisServer | None, number: int) -> None:
+    def __init__(
+        self, kind: str, folder: Path, server: RedisServer | RedisClusterServers | None, number: int
+    ) -> None:
         self.kind = kind
         self.now = NOW
         self._path = folder / f"usage-{number}.sqlite"
@@ -73,14 +76,24 @@ def server() -> Iterator[RedisServer]:
     redis.remove()
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisClusterServers]:
+    servers = RedisClusterServers()
+    servers.start()
+    yield servers
+    servers.remove()
+
+
 Scene = Callable[[Bench], Awaitable[None]]
 Play = Callable[[Scene], None]
 _numbers = count()
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
-    redis = request.getfixturevalue("server") if request.param == "redis" else None
+    kinds = {"redis": "server", "cluster": "cluster"}
+    name = kinds.get(request.param)
+    redis = None if name is None else request.getfixturevalue(name)
 
     def run(scene: Scene) -> None:
         async def main() -> None:
@@ -208,7 +221,7 @@ def test_old_usage_is_not_reported(play: Play) -> None:
         await store.apply(UsageBatch("p", 1, (), (old, finished(2))))
         await store.maintain(None)
         assert await total(store) == UsageRow((), ONE)
-        if bench.kind != "redis":  # where hours expire by themselves
+        if bench.kind in ("memory", "sqlite"):  # where hours expire by themselves
             assert await total(store, since=0) == UsageRow((), ONE)
 
     play(scene)

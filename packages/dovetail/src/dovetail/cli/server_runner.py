@@ -20,11 +20,12 @@ from dovetail.models.weights import DEFAULT_MODEL
 from dovetail.net.listener import freeze_gc
 from dovetail.net.tls import TlsCertificate
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.server.build import REDIS_SCHEMES, SETUP_ERRORS, build_service
+from dovetail.server.build import SETUP_ERRORS, build_service
 from dovetail.server.http_server import create_server, run_server, wait_until_started
 from dovetail.server.process import notify
 from dovetail.server.supervisor import reload_on_change
 from dovetail.settings.config import Config
+from dovetail.storage.redis_url import REDIS_SCHEMES
 from dovetail.telemetry.metrics import Metrics
 from dovetail.telemetry.record import RequestRecorder
 from dovetail.usage.writer import UsageWriter

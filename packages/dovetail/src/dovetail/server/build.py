@@ -55,13 +55,13 @@ from dovetail.server_tools.web_client import WebClient
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
 from dovetail.storage.database_file import move_damaged_file, require_undamaged
+from dovetail.storage.redis_url import REDIS_SCHEMES
 from dovetail.storage.sqlite import ExpiryClock
 from dovetail.usage.prices import Prices
 from dovetail_model import DovetailError, Sampling
 
 LEDGER_FILE = "turns.sqlite"  # in the data folder
 RESPONSES_FILE = "responses.sqlite"
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
 def open_ledger(config: Config, folder: Path, *, serves: bool = True) -> Ledger:

@@ -6,6 +6,7 @@ from pathlib import Path
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
 from dovetail.storage.database_file import move_damaged_file
+from dovetail.storage.redis_url import REDIS_SCHEMES
 from dovetail.usage.sqlite import SqliteUsageStore
 from dovetail.usage.store import UsageStore
 from dovetail.usage.writer import UsageWriter
@@ -25,7 +26,7 @@ def open_usage_store(config: Config) -> UsageStore | None:
         return SqliteUsageStore(
             usage_file(config), max_age=config.usage_max_age, max_sessions=config.usage_max_sessions
         )
-    if not config.store.startswith(("redis://", "rediss://", "unix://")):
+    if not config.store.startswith(REDIS_SCHEMES):
         return None  # opening the ledger reports the invalid setting
     if find_spec("redis") is None:
         raise ValueError(f"--store with a Redis URL requires: {install_command('redis')}")
