@@ -165,7 +165,8 @@ class RedisUsageStore:
                 for key in keys:
                     field = _spent_field(key)
                     pipe.hmget(f"{self._prefix}:spent:{key.period}", f"{field}:t", f"{field}:c")
-                return await pipe.execute()
+                results: list[list[bytes | None]] = await pipe.execute()
+                return results
 
         found = await self._call(get, _CHECK_SECONDS)
         return [Spent(int(tokens or 0), int(cost or 0)) for tokens, cost in found]
@@ -195,7 +196,8 @@ class RedisUsageStore:
                     name = f"{self._prefix}:sessions:{day}:{tenant}"
                     expiry = day + 7 * DAY_SECONDS
                     pipe.eval(_ADD_SESSION, 1, name, session, self._max_sessions, expiry)
-                return await pipe.execute()
+                results: list[int] = await pipe.execute()
+                return results
 
         results = await self._call(add)
         if len(self._sessions) + len(unknown) > _MAX_CACHED_SESSIONS:
@@ -266,7 +268,8 @@ class RedisUsageStore:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for hour in hours:
                     pipe.hgetall(self._hour(hour))
-                return await pipe.execute()
+                results: list[dict[bytes, bytes]] = await pipe.execute()
+                return results
 
         return await self._call(get, _READ_SECONDS)
 
@@ -281,7 +284,8 @@ class RedisUsageStore:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for process, _ in found:
                     pipe.hvals(f"{self._prefix}:open:{process.decode()}")
-                return await pipe.execute()
+                results: list[list[bytes]] = await pipe.execute()
+                return results
 
         oldest = self._clock() - STALE_SECONDS
         for (_, seen), values in zip(found, await self._call(get, _READ_SECONDS), strict=True):
