@@ -131,7 +131,7 @@ async def check_overview(page: Any, lines: Any) -> None:
 async def check_list(page: Any, lines: Any) -> None:
     (row,) = await cells(page, "Sessions")
     usages = [line.usage for line in lines]
-    assert row[:7] == [SESSION, "idle", "claude-cli", NAME, "", "1", count(len(lines))]
+    assert row[:7] == [SESSION, "idle", "claude", NAME, "", "1", count(len(lines))]
     assert row[7] == count(sum(u.input_tokens for u in usages))
     assert row[8] == count(sum(u.output_tokens for u in usages))
     assert row[10] == count(sum(line.reprefilled for line in lines))

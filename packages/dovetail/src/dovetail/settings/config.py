@@ -263,16 +263,10 @@ class Config:
     )
 
     # Usage
-    usage: bool = _setting(
-        True,
-        "Record the usage of tenants, keys, models, sessions and harnesses for `dovetail usage` "
-        "and for budgets.",
-    )
+    usage: bool = _setting(True, "Record usage, for `dovetail usage` and for budgets.")
     usage_max_age: float = _setting(400 * 86_400.0, "Seconds after which usage is deleted.")
     usage_max_sessions: int = _setting(
-        1000,
-        "Maximum number of sessions per tenant and day whose usage is recorded by name. The "
-        "usage of further ones is recorded as one.",
+        1000, "Maximum sessions per tenant and day whose usage is recorded individually."
     )
     price_prompt: float | None = _model_setting(
         None, "Price of a million prompt tokens, in any currency. Costs are computed from it."
