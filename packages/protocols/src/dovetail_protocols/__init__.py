@@ -25,8 +25,8 @@ from dovetail_protocols.completions import raw_prompt
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_protocols.field_registries import FIELD_REGISTRIES
 from dovetail_protocols.fields import Field, FieldRegistry
-from dovetail_protocols.identity import read_session
 from dovetail_protocols.harness import read_harness
+from dovetail_protocols.identity import read_session
 from dovetail_protocols.json_depth import MAX_JSON_DEPTH, exceeds_depth
 from dovetail_protocols.messages import CODEC as MESSAGES
 from dovetail_protocols.messages import MessagesReader, decode_count, encode_count
@@ -138,8 +138,8 @@ __all__ = [
     "prepend_history",
     "previous_response_id",
     "raw_prompt",
-    "read_session",
     "read_harness",
+    "read_session",
     "resolve_references",
     "split_response",
     "unmatched_result_ids",
