@@ -54,6 +54,7 @@ from dovetail.server_tools.search import create_provider
 from dovetail.server_tools.web_client import WebClient
 from dovetail.settings.config import Config
 from dovetail.settings.installation import default_data_dir, install_command
+from dovetail.settings.usage_config import UsageConfig
 from dovetail.storage.database_file import move_damaged_file, require_undamaged
 from dovetail.storage.redis_url import REDIS_SCHEMES
 from dovetail.storage.sqlite import ExpiryClock
@@ -364,7 +365,7 @@ def recovery_policy(config: Config) -> RecoveryPolicy:
     )
 
 
-def model_prices(config: Config) -> Prices:
+def model_prices(config: UsageConfig) -> Prices:
     """Return the prices of a model."""
     return Prices(config.price_prompt or 0.0, config.price_cached, config.price_output or 0.0)
 

@@ -5,29 +5,19 @@ and of the environment (`DOVETAIL_SERVED_MODEL_NAME`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dovetail.settings.definition import model_setting as _model_setting
+from dovetail.settings.definition import setting as _setting
+from dovetail.settings.usage_config import UsageConfig
 from dovetail_model import ReasoningRetention
-
-
-def _setting(default: Any, help: str, *, per_model: bool = False) -> Any:
-    """Return a field with its help text. A mutable default is created per config."""
-    metadata = {"help": help, "per_model": per_model}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def _model_setting(default: Any, help: str) -> Any:
-    """Return a field for a setting that may differ from model to model."""
-    return _setting(default, help, per_model=True)
 
 
 # ruff: noqa: RUF009
 @dataclass(frozen=True)
-class Config:
+class Config(UsageConfig):
     """The settings of one server."""
 
     # Models
@@ -260,33 +250,6 @@ class Config:
     )
     responses_max_age: float = _setting(
         30 * 86_400.0, "Seconds since its last use after which a stored response is deleted."
-    )
-
-    # Usage
-    usage: bool = _setting(True, "Record usage, for `dovetail usage` and for budgets.")
-    usage_max_age: float = _setting(400 * 86_400.0, "Seconds after which usage is deleted.")
-    usage_max_sessions: int = _setting(
-        1000, "Maximum sessions per tenant and day whose usage is recorded individually."
-    )
-    price_prompt: float | None = _model_setting(
-        None, "Price of a million prompt tokens, in any currency. Costs are computed from it."
-    )
-    price_cached: float | None = _model_setting(
-        None,
-        "Price of a million prompt tokens that the engine had cached (default: that of other "
-        "prompt tokens).",
-    )
-    price_output: float | None = _model_setting(None, "Price of a million output tokens.")
-    budget_tokens_per_day: int | None = _setting(
-        None,
-        "Maximum tokens per UTC day and API key: prompt tokens that were not cached, and output "
-        "tokens.",
-    )
-    budget_tokens_per_month: int | None = _setting(
-        None, "Maximum tokens per UTC month and API key, counted like those of a day."
-    )
-    budget_cost_per_month: float | None = _setting(
-        None, "Maximum cost per UTC month and API key, at the prices of --price-prompt and others."
     )
 
     # HTTP
