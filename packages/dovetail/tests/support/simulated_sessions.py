@@ -19,7 +19,7 @@ from dovetail.ui.live import LiveStatistics
 from dovetail_model import Usage
 
 TOOLS = ("Read", "Grep", "Edit", "Bash", "Glob", "Write", "Task")
-HARNESSES = ("claude-cli", "codex_cli_rs", "opencode", "pi")
+HARNESSES = ("claude", "codex", "opencode", "pi")
 MODEL = "qwen3-coder-30b"
 
 
