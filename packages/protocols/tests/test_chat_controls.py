@@ -7,6 +7,7 @@ import pytest
 
 from dovetail_model import (
     Hints,
+    InvalidRequest,
     OutputFormat,
     Request,
     Sampling,
@@ -113,6 +114,16 @@ def test_allowed_tools_do_not_change_the_offered_tools() -> None:
     assert request.tool_choice == ToolChoice("required", allowed=frozenset({"patch"}))
 
 
+def test_allowed_tools_that_do_not_exist_are_reported() -> None:
+    allowed = [{"type": "function", "function": {"name": name}} for name in ("look", "x")]
+    nested = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}}
+    assert decode(tools=[LOOK], tool_choice=nested).ignored == (
+        "tool_choice.allowed_tools.tools[1]",
+    )
+    flat = {"type": "allowed_tools", "tools": [{"type": "function", "name": "x"}]}
+    assert decode(tool_choice=flat).ignored == ("tool_choice.tools[0]",)
+
+
 def test_parallel_tool_calls() -> None:
     assert not decode(tools=[LOOK], parallel_tool_calls=False).tool_choice.parallel
     assert decode(tools=[LOOK], parallel_tool_calls=None).tool_choice.parallel
@@ -208,6 +219,11 @@ FORMATS: list[tuple[Json | None, OutputFormat]] = [
 @pytest.mark.parametrize(("format", "output"), FORMATS, ids=str)
 def test_response_format(format: Json | None, output: OutputFormat) -> None:
     assert decode(response_format=format).output == output
+
+
+def test_json_schema_without_a_schema_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match=r"response_format\.json_schema: Field required"):
+        decode(response_format={"type": "json_schema"})
 
 
 class TestIdentity:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from dovetail_model import (
     Block,
@@ -130,6 +131,16 @@ class TestParts:
         assert parts({"type": "image_url", "image_url": {"x": 1}}) == (
             TextBlock("[image omitted]"),
         )
+
+    @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+    def test_placeholders_are_reported(self, role: str) -> None:
+        audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+        uploaded = {"type": "file", "file": {"file_id": "file-1"}}
+        for part in (audio, uploaded, {"type": "image_url", "image_url": {}}):
+            message = {"role": role, "content": [{"type": "text", "text": "a"}, part]}
+            assert decode(messages=[HELLO, message]).ignored == ("messages[].content[]",)
+        image = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+        assert decode(messages=[{"role": "user", "content": [image]}]).ignored == ()
 
 
 class TestReasoning:

@@ -163,6 +163,13 @@ def test_tool_without_description_or_schema() -> None:
     assert decode(tools=[{"name": "now", "description": None}]).tools == (ToolSpec("now"),)
 
 
+def test_choice_of_a_tool_is_reported_if_there_are_no_tools() -> None:
+    for choice in ({"type": "any"}, {"type": "tool", "name": "read"}):
+        request = decode(tools=[], tool_choice=choice)
+        assert (request.tool_choice.mode, request.ignored) == ("auto", ("tool_choice",))
+    assert decode(tools=[], tool_choice={"type": "none"}).ignored == ()
+
+
 CHOICES = [
     (None, ToolChoice()),
     ({"type": "auto"}, ToolChoice("auto")),
@@ -330,6 +337,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": -1}, "max_tokens"),
     ({"temperature": "hot"}, "temperature"),
     ({"thinking": {"type": "deep"}}, "thinking.type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     (
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 5}]}},
         "context_management.edits[0].keep",

@@ -231,6 +231,12 @@ def test_allowed_tools_exclude_all_others() -> None:
     assert len(request.tools) == 4
 
 
+def test_allowed_tools_that_do_not_exist_are_reported() -> None:
+    allowed = [NAMED, {"type": "function", "name": "y"}, {"type": "mcp"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    assert decode(*OFFERED, tool_choice=choice).ignored == ("tool_choice.tools[1]",)
+
+
 def test_complete_namespace_may_be_allowed() -> None:
     choice = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "n"}]}
     request = decode(*OFFERED, tool_choice=choice)

@@ -19,6 +19,14 @@ def decode_content(content: Content) -> tuple[ContentBlock, ...]:
     return tuple(block for block in blocks if block is not None)
 
 
+def has_omitted_part(content: Content) -> bool:
+    """Return whether the model reads only a placeholder of a part, such as audio."""
+    if not isinstance(content, list):
+        return False
+    parts = (part for part in content if isinstance(part, Part))
+    return any(_placeholder(part) is not None for part in parts)
+
+
 def decode_reasoning(content: Content) -> tuple[ReasoningBlock, ...]:
     """Decode reasoning in an assistant's content parts, as in Mistral's API."""
     if not isinstance(content, list):
@@ -32,30 +40,54 @@ _REASONING_TYPES = ("thinking", "reasoning")
 
 
 def _block(part: Part) -> ContentBlock | None:
-    if part.type in ("image_url", "image", "input_image") and part.image_url:
-        return _image(part.image_url)
-    if part.type in ("file", "input_file") and part.file:
+    placeholder = _placeholder(part)
+    if placeholder is not None:
+        return TextBlock(placeholder)
+    if part.type in _IMAGE_TYPES and part.image_url:
+        return _image(_image_url(part.image_url) or "")
+    if part.type in _FILE_TYPES and part.file:
         return _document(part.file)
     text = part.refusal if part.type == "refusal" else part.text
-    if text is not None:
-        return TextBlock(text) if text else None
-    return TextBlock(f"[{part.type.removeprefix('input_')} omitted]")
+    return TextBlock(text) if text else None
 
 
-def _image(image: str | dict[str, object]) -> ContentBlock:
+_IMAGE_TYPES = ("image_url", "image", "input_image")
+_FILE_TYPES = ("file", "input_file")
+
+
+def _placeholder(part: Part) -> str | None:
+    """Return the text in place of a part without data that the server can pass on."""
+    if part.type in _REASONING_TYPES:
+        return None
+    if part.type in _IMAGE_TYPES and part.image_url:
+        return None if _image_url(part.image_url) is not None else "[image omitted]"
+    if part.type in _FILE_TYPES and part.file:
+        if isinstance(part.file.get("file_data"), str):
+            return None
+        name = _file_name(part.file)
+        return f"[file {name} omitted]" if name else "[file omitted]"
+    text = part.refusal if part.type == "refusal" else part.text
+    return None if text is not None else f"[{part.type.removeprefix('input_')} omitted]"
+
+
+def _image_url(image: str | dict[str, object]) -> str | None:
     url = image if isinstance(image, str) else image.get("url")
-    if not isinstance(url, str):
-        return TextBlock("[image omitted]")
+    return url if isinstance(url, str) else None
+
+
+def _image(url: str) -> ImageBlock:
     found = _DATA_URL.fullmatch(url)
     return ImageBlock(media_type=found[1], data=found[3]) if found else ImageBlock(url=url)
 
 
-def _document(file: dict[str, object]) -> ContentBlock:
-    """Decode an inline file. An uploaded file is represented by its name."""
-    data, title = file.get("file_data"), file.get("filename") or file.get("file_id")
-    name = title if isinstance(title, str) else None
-    if not isinstance(data, str):
-        return TextBlock(f"[file {name} omitted]" if name else "[file omitted]")
+def _file_name(file: dict[str, object]) -> str | None:
+    title = file.get("filename") or file.get("file_id")
+    return title if isinstance(title, str) else None
+
+
+def _document(file: dict[str, object]) -> DocumentBlock:
+    """Decode an inline file."""
+    data, name = str(file["file_data"]), _file_name(file)
     found = _DATA_URL.fullmatch(data)
     if found:
         return DocumentBlock(media_type=found[1], title=name, data=found[3])

@@ -72,6 +72,7 @@ def decode(body: bytes, headers: Headers, cache: DecodeCache | None = None) -> R
             *unused.reported,
             *chat_tools.ignored,
             *(("messages[].name",) if any(message.named for message in messages) else ()),
+            *(("messages[].content[]",) if any(message.omits for message in messages) else ()),
         ),
         client=sent.client_fields("chat", unused, chat_tools.declared),
         echo=ChatEcho(
@@ -140,6 +141,9 @@ def decode_output(format: dict[str, Any]) -> OutputFormat:
             nested = format.get("json_schema")
             path = "response_format.json_schema" if nested is not None else "response_format"
             inner = convert(format if nested is None else nested, JsonSchema, path)
+            if inner.schema is None and nested is None:
+                where = "response_format.json_schema"
+                raise InvalidRequest(f"{where}: Field required", param=where)
             if inner.strict:
                 check_schema(inner.schema, f"{path}.schema")
             return OutputFormat("json_schema", inner.schema or {}, inner.name, bool(inner.strict))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dovetail_model import Block, InvalidRequest, ToolCallBlock, ToolResultBlock, Turn
-from dovetail_protocols.chat.content import decode_content, decode_reasoning
+from dovetail_protocols.chat.content import decode_content, decode_reasoning, has_omitted_part
 from dovetail_protocols.chat.segments import decode_segments, interleave
 from dovetail_protocols.chat.wire import Call, ChatMessage, FunctionCall
 from dovetail_protocols.request_body import RequestBody, convert, join_turns
@@ -16,28 +16,32 @@ class DecodedMessage(msgspec.Struct, frozen=True):
     """One decoded message. A result without an id is not yet assigned to a call.
 
     `named` states that the message has a `name`, which the data model does not represent; a
-    tool's name is known from its call. `calls` lists the ids of its calls.
+    tool's name is known from its call. `calls` lists the ids of its calls. `omits` states that a
+    placeholder is in place of a part.
     """
 
     turn: Turn
     named: bool
     calls: tuple[str, ...] = ()
+    omits: bool = False
 
 
 def decode_message(value: object, at: int) -> DecodedMessage:
     """Decode the message at `messages[at]`."""
     path = f"messages[{at}]"
     message = convert(value, ChatMessage, path)
+    omits = has_omitted_part(message.content)
     match message.role:
         case "tool" | "function":
             result = ToolResultBlock(message.tool_call_id or "", decode_content(message.content))
-            return DecodedMessage(Turn("tool", (result,)), named=False)
+            return DecodedMessage(Turn("tool", (result,)), named=False, omits=omits)
         case "assistant" as role:
             blocks = _assistant(at, message)
             calls = tuple(block.id for block in blocks if isinstance(block, ToolCallBlock))
-            return DecodedMessage(Turn(role, blocks), bool(message.name), calls)
+            return DecodedMessage(Turn(role, blocks), bool(message.name), calls, omits)
         case "system" | "developer" | "user" as role:
-            return DecodedMessage(Turn(role, decode_content(message.content)), bool(message.name))
+            turn = Turn(role, decode_content(message.content))
+            return DecodedMessage(turn, bool(message.name), omits=omits)
         case role:
             raise InvalidRequest(f"{path}.role: unknown role '{role}'", param=f"{path}.role")
 

@@ -43,7 +43,8 @@ def decode_tools(wire: ChatRequest, sent: RequestBody) -> ChatTools:
         path, tool_choice = "function_call", wire.function_call
     allowed: frozenset[str] | None = None
     if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
-        tool_choice, allowed = _allowed(tool_choice, tools)
+        tool_choice, allowed, unknown = _allowed(tool_choice, tools)
+        ignored = (*ignored, *unknown)
     elif isinstance(tool_choice, dict) and tool_choice.get("type") in (
         "auto",
         "none",
@@ -135,15 +136,20 @@ def _grammar(format: Mapping[str, Any]) -> str | None:
     return definition
 
 
-def _allowed(tool_choice: dict[str, Any], tools: Tools) -> tuple[str, frozenset[str]]:
-    """Return the mode and the names of the allowed tools."""
+def _allowed(
+    tool_choice: dict[str, Any], tools: Tools
+) -> tuple[str, frozenset[str], tuple[str, ...]]:
+    """Return the mode, the names of the allowed tools, and the paths of those that do not exist."""
     inner = tool_choice.get("allowed_tools", tool_choice)
     fields: dict[str, Any] = inner if isinstance(inner, dict) else {}
     listed = fields.get("tools")
     references = listed if isinstance(listed, list) else []
-    names = {_name(tool) for tool in references if isinstance(tool, dict)}
+    names = [_name(tool) if isinstance(tool, dict) else "" for tool in references]
     mode = "required" if fields.get("mode") == "required" else "auto"
-    return mode, frozenset(tool.name for tool in tools if tool.name in names)
+    known = frozenset(tool.name for tool in tools)
+    path = "tool_choice.allowed_tools" if inner is not tool_choice else "tool_choice"
+    unknown = (f"{path}.tools[{at}]" for at, name in enumerate(names) if name not in known)
+    return mode, known.intersection(names), tuple(unknown)
 
 
 def _choice(

@@ -111,6 +111,7 @@ def _request(body: wire.Request, sent: RequestBody, headers: Headers) -> Request
             *(tool.field for tool in toolbox.server),
             *toolbox.unused,
             *unknown_edits,
+            *_unused_tool_choice(body.tool_choice, toolbox),
         ),
         client=sent.client_fields("messages", UnusedFields(unused)),
         echo=MESSAGES_FIELDS.undeclared(sent.fields) or None,
@@ -201,6 +202,14 @@ def _tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> Tool
     return ToolChoice(mode, choice.name, choice.disable_parallel_tool_use is False)
 
 
+def _unused_tool_choice(choice: wire.ToolChoice | None, toolbox: MessagesTools) -> tuple[str, ...]:
+    """Report a choice that requires a call in a request without any tool."""
+    has_tools = bool(toolbox.specs or toolbox.server)
+    if choice is None or has_tools or choice.type not in ("tool", "any"):
+        return ()
+    return ("tool_choice",)
+
+
 def _require_server_tool(
     choice: wire.ToolChoice | None, toolbox: MessagesTools
 ) -> tuple[ServerTool, ...]:
@@ -241,8 +250,11 @@ def _output(body: wire.Request) -> OutputFormat:
         format = body.output_config.format
     if format is None or format.type == "text":
         return OutputFormat()
-    check_schema(format.schema or {}, "output_config.format.schema")
-    return OutputFormat("json_schema", format.schema or {}, format.name, strict=True)
+    where = "output_config.format.schema"
+    if format.schema is None:
+        raise InvalidRequest(f"{where}: Field required", param=where)
+    check_schema(format.schema, where)
+    return OutputFormat("json_schema", format.schema, format.name, strict=True)
 
 
 def _session_and_user(metadata: wire.Metadata | None) -> tuple[str | None, str | None]:

@@ -183,7 +183,8 @@ _TOOLS = (
         "tool_choice.type",
         "tool",
         "any",
-        "auto, any, tool, none. If no tool remains, any and tool mean auto.",
+        "auto, any, tool, none. In a request without tools, any and tool mean auto, which is "
+        "reported.",
         "engine",
         ("auto",),
     ),

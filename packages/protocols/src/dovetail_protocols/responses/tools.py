@@ -108,7 +108,8 @@ def apply_tool_choice(
         mode = _mode(given.get("mode") or "auto", "tool_choice.mode")
         choice, specs, ignored = _by_mode(mode, specs, together)
         allowed = frozenset(spec.model_name for spec in _allowed(given.get("tools"), specs))
-        return msgspec.structs.replace(choice, allowed=allowed), specs, ignored
+        unknown = _unknown_tools(given.get("tools"), specs)
+        return msgspec.structs.replace(choice, allowed=allowed), specs, (*ignored, *unknown)
     if kind in get_args(Mode):
         return _by_mode(_mode(kind, "tool_choice.type"), specs, together)
     if kind not in ("function", "custom"):
@@ -182,6 +183,22 @@ def _allowed(given: object, specs: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]
     names = given if isinstance(given, list) else []
     allowed = {id(spec) for entry in names for spec in _find(_unwrap_function(entry), specs)}
     return tuple(spec for spec in specs if id(spec) in allowed)
+
+
+def _unknown_tools(given: object, specs: tuple[ToolSpec, ...]) -> tuple[str, ...]:
+    """Return the paths of functions and custom tools in a list of allowed tools that do not exist.
+
+    The list may also contain hosted tools, which have no names.
+    """
+    return tuple(
+        f"tool_choice.tools[{at}]"
+        for at, entry in enumerate(given if isinstance(given, list) else ())
+        if not isinstance(entry, dict)
+        or (
+            entry.get("type") in ("function", "custom")
+            and not _find(_unwrap_function(entry), specs)
+        )
+    )
 
 
 def _find(entry: object, specs: Iterable[ToolSpec]) -> list[ToolSpec]:
