@@ -185,3 +185,23 @@ def test_blocks_that_are_not_output_are_omitted() -> None:
 )
 def test_interleaved(blocks: tuple[Block, ...], expected: bool) -> None:
     assert is_interleaved(Turn("assistant", blocks)) is expected
+
+
+class TestPartial:
+    """Turns that the model is to continue."""
+
+    @staticmethod
+    def _write(*blocks: Block) -> str | None:
+        writer = TurnWriter("hermes", "qwen3")
+        turn = Turn("assistant", blocks)
+        return writer.write_partial(turn, ToolNames(TOOLS), _as_it_is, "assistant\n")
+
+    def test_reasoning_stays_open(self) -> None:
+        text = self._write(ReasoningBlock("So far"))
+        assert text is not None
+        assert text.endswith("So far")
+
+    @pytest.mark.parametrize("sealed", [ReasoningBlock("", seal="foreign"), TextBlock("")])
+    def test_block_without_text_at_the_end_is_skipped(self, sealed: Block) -> None:
+        assert self._write(TextBlock("It is"), sealed) == self._write(TextBlock("It is"))
+        assert self._write(sealed) is None

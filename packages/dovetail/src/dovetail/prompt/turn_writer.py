@@ -46,9 +46,17 @@ class TurnWriter:
     def write_partial(
         self, turn: Turn, names: ToolNames, protect: TextEscaper, prompt_end: str
     ) -> str | None:
-        """Write a turn that the model is to continue, without markers after its last text."""
-        text = self.write(turn, names, protect, prompt_end)
-        last = turn.blocks[-1] if turn.blocks else None
+        """Write a turn that the model is to continue, without markers after its last text.
+
+        Blocks without text at its end are skipped: reasoning of which only a seal is known.
+        """
+        blocks = list(turn.blocks)
+        while blocks and isinstance(blocks[-1], TextBlock | ReasoningBlock) and not blocks[-1].text:
+            blocks.pop()
+        if not blocks:
+            return None
+        last = blocks[-1]
+        text = self.write(Turn(turn.role, tuple(blocks)), names, protect, prompt_end)
         if text is None or not isinstance(last, TextBlock | ReasoningBlock):
             return text
         last_text = protect(last.text)
