@@ -276,6 +276,9 @@ def test_the_commands(tmp_path: Path) -> None:
     assert rows[1].split() == [
         *("session", "s", "3", "0", "1", "2", "300", "64%", "0", "60", "3.0s", "0.9s", "4.4s"),
     ]
+    marked = write(tmp_path / "marked.jsonl", turn(101.0, session="[/red]\x1b[31m"))
+    result = CliRunner().invoke(build_app(), ["trace", "summary", str(marked)])
+    assert "session [/red]?[31m" in result.stdout  # neither markup nor escape sequences
     strange = tmp_path / "strange"
     strange.write_text("hello\n")
     result = CliRunner().invoke(build_app(), ["trace", "summary", str(strange)])

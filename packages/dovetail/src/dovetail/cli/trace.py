@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.errors import fail
+from dovetail.cli.tables import format_name
 from dovetail.cli.trace_html import HtmlOutputOption, write_html
 from dovetail.telemetry.trace.mooncake import convert_trace
 from dovetail.telemetry.trace.perfetto import build_timeline
@@ -96,7 +97,7 @@ def summary(
     for head in (*heads, "responding", "reasoning", "tools"):
         table.add_column(head, justify="right")
     for one in summarize_sessions(_read_filtered(files, session, tenant)):
-        table.add_row(one.name, *_format_cells(one))
+        table.add_row(format_name(one.name), *_format_cells(one))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
 
 

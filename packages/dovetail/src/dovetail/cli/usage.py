@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.cli.errors import fail
+from dovetail.cli.tables import format_name
 from dovetail.settings.config import Config
 from dovetail.settings.sources import ConfigError, load_config
 from dovetail.usage.opening import USAGE_FILE, open_usage_store, usage_file
@@ -98,7 +99,7 @@ def _print_table(report: dict[str, Any]) -> None:
     for name in shown:
         table.add_column(_HEADS[name], justify="right")
     for row in rows:
-        groups = [row[name] or "-" for name in report["by"]]
+        groups = [format_name(row[name]) for name in report["by"]]
         table.add_row(*groups, *(_format_cell(name, row[name]) for name in shown))
     if len(rows) != 1:
         heads = ["total", *[""] * (len(report["by"]) - 1)] if report["by"] else []
