@@ -68,6 +68,27 @@ def test_formats(folder: Path) -> None:
     assert len(json.loads(ran("--by", "day", "--json").output)["rows"]) == 2
 
 
+def test_names_of_sessions_are_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client chooses them: neither markup of rich nor escape sequences reach the terminal."""
+    monkeypatch.chdir(tmp_path)
+    names = ("[/red]", "[bold]b", "\x1b[31mred", "\n=1")
+
+    async def fill() -> None:
+        store = SqliteUsageStore(tmp_path / "usage.sqlite")
+        hour = floor_hour(time.time())
+        finished = tuple(
+            FinishedRequest(OpenRequest(at, hour, UsageKey("a", "k", "m", name, "pi")), COUNTS)
+            for at, name in enumerate(names)
+        )
+        await store.apply(UsageBatch("p", 1, (), finished))
+        await store.close()
+
+    asyncio.run(fill())
+    table = ran("--by", "session", "--data-dir", tmp_path).output.splitlines()
+    assert {line.split()[0] for line in table[1:-1]} == {"[/red]", "[bold]b", "?[31mred", "?=1"}
+    assert '"\'\n=1"' in ran("--by", "session", "--csv", "--data-dir", tmp_path).output
+
+
 def test_moment_before_all_usage(folder: Path) -> None:
     report = json.loads(ran("--since", "2020-01-01", "--until", "2020-02-01", "--json").output)
     assert (report["rows"], report["total"]["requests"]) == ([], 0)

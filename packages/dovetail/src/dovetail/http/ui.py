@@ -6,6 +6,7 @@ headers are checked.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -24,6 +25,7 @@ from dovetail_model import Forbidden, RateLimited, Unauthenticated
 
 MAX_STREAMS = 32  # pages that are updated at the same time
 MAX_QUERY_CHARS = 256
+_OFFSET = re.compile(r"[0-9]{1,6}")  # far more than the sessions in memory
 
 JsonHandler = Callable[[ApiExchange], Awaitable[object]]
 
@@ -114,7 +116,7 @@ class UiEndpoints:
     async def _sessions(self, exchange: ApiExchange) -> object:
         query = exchange.query
         offset = query.get("offset", "0")
-        at = min(int(offset), 1 << 20) if offset.isdecimal() else 0
+        at = int(offset) if _OFFSET.fullmatch(offset) else 0
         return await self._data.sessions(query.get("q", "")[:MAX_QUERY_CHARS], at)
 
     async def _session(self, exchange: ApiExchange) -> object:

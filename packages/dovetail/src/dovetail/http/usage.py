@@ -1,6 +1,7 @@
 """`GET /admin/usage`: the usage report of all processes that share a store."""
 
 import time
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -33,11 +34,16 @@ class UsageEndpoints:
         require_operator(exchange.caller, self._keys, is_local=exchange.is_local)
         if self._usage is None:
             raise UnknownRoute("Usage is not recorded: the server runs with --no-usage.")
-        query = exchange.query
+        # An empty `by` is not the default: it requests only the total.
+        pairs = parse_qsl(exchange.query_string.decode("latin-1"), keep_blank_values=True)
+        query = dict(pairs)
         unknown = next((name for name in query if name not in _PARAMETERS), None)
         if unknown is not None:
             known = ", ".join(_PARAMETERS)
             raise InvalidRequest(f"unknown parameter; expected {known}", param=unknown)
+        for name in query:
+            if sum(one == name for one, _ in pairs) > 1:
+                raise InvalidRequest("is given more than once", param=name)
         form = query.get("format", "json")
         if form not in _FORMATS:
             raise InvalidRequest("must be json or csv", param="format")

@@ -20,7 +20,8 @@ COLUMNS = (
 DEFAULT_SINCE = "30d"
 _UNITS = {"h": HOUR_SECONDS, "d": 86_400, "w": 7 * 86_400}
 _AGE = re.compile(r"([1-9][0-9]{0,4})([hdw])")
-_FORMULA_CHARS = "=+-@\t\r"  # at the start of a cell, spreadsheets run the rest
+_LAST_TIME = datetime(9999, 12, 31, tzinfo=UTC).timestamp()  # a later one cannot be formatted
+_FORMULA_CHARS = "=+-@\t\r\n"  # at the start of a cell, spreadsheets run the rest
 
 Json = dict[str, Any]
 
@@ -102,11 +103,12 @@ def _parse_time(name: str, text: str, now: float) -> float:
         return max(0.0, now - int(match[1]) * _UNITS[match[2]])
     try:
         time = datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+        seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise ValueError(
             f"{name}: must be an age such as 12h, 30d or 2w, or a date such as 2026-11-18"
         ) from None
+    return max(0.0, min(seconds, _LAST_TIME))
 
 
 def _ceil_hour(time: float) -> int:
