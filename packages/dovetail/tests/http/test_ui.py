@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from http_fixture import Stage, head, run, serving
@@ -41,6 +42,17 @@ def test_ui_is_served_to_this_machine_without_keys() -> None:
     run(scene)
 
 
+def test_offset_of_any_length() -> None:
+    async def scene() -> None:
+        async with serving(OPEN) as stage:
+            for offset in ("-1", "x", "\u0663", "9" * 5000):
+                path = f"/ui/api/sessions?offset={quote(offset)}"
+                reply = await stage.request("GET", path, b"")
+                assert (reply.status, reply.json["offset"]) == (200, 0)
+
+    run(scene)
+
+
 def test_ui_can_be_disabled() -> None:
     async def scene() -> None:
         async with serving(HttpOptions(ui=False)) as stage:
@@ -63,6 +75,7 @@ def test_ui_can_be_disabled() -> None:
         {"sec_fetch_site": "cross-site", "sec_fetch_mode": "cors"},
         {"x_forwarded_for": "203.0.113.9"},
         {"forwarded": "for=203.0.113.9"},
+        {"via": "1.1 proxy"},
     ],
 )
 def test_foreign_pages_and_proxies_are_rejected_without_keys(headers: dict[str, str]) -> None:

@@ -130,7 +130,10 @@ def test_csv_has_the_same_rows_and_no_formulas() -> None:
         ("?since=999999-01-01", "an age such as 12h"),
         ("?since=1d&until=2d", "must be later than since"),
         ("?format=xml", "must be json or csv"),
+        ("?format=", "must be json or csv"),
         ("?group=tenant", "unknown parameter"),
+        ("?group=", "unknown parameter"),
+        ("?by=day&by=hour", "more than once"),
     ],
 )
 def test_invalid_parameters(query: str, words: str) -> None:
@@ -139,6 +142,35 @@ def test_invalid_parameters(query: str, words: str) -> None:
             reply = await report(stage, query)
             assert reply.status == 400
             assert words in reply.json["error"]["message"]
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("query", "since", "until"),
+    [
+        ("?since=0001-01-01T00:00:00%2B05:00", "1970-01-01T00:00:00Z", None),
+        ("?since=1969-01-01&until=9999-12-31T23:59:59", "1970-01-01T00:00:00Z", "9999-12-31"),
+        ("?since=9999-12-31T23:59:59-05:00", "9999-12-31T00:00:00Z", None),
+    ],
+)
+def test_times_out_of_range(query: str, since: str, until: str | None) -> None:
+    async def scene() -> None:
+        async with served() as stage:
+            reply = await report(stage, query)
+            assert (reply.status, reply.json["since"]) == (200, since)
+            assert until is None or reply.json["until"].startswith(until)
+
+    run(scene)
+
+
+def test_empty_by_reports_only_the_total() -> None:
+    async def scene() -> None:
+        async with served() as stage:
+            await stage.request("POST", "/v1/messages", BODY, x_api_key="one")
+            body = (await report(stage, "?by=")).json
+            assert body["by"] == []
+            assert body["rows"] == [body["total"]]
 
     run(scene)
 
@@ -163,7 +195,10 @@ def test_without_keys_only_the_own_machine_may_read() -> None:
     async def scene() -> None:
         async with serving(usage=UsageWriter(SqliteUsageStore(None))) as stage:
             assert (await stage.request("GET", "/admin/usage")).status == 200
-            for header, value in (("host", "evil.example"), ("x_forwarded_for", "192.0.2.1")):
+            for header, value in (
+                *(("host", "evil.example"), ("x_forwarded_for", "192.0.2.1")),
+                *(("via", "1.1 proxy"), ("x_forwarded_proto", "https")),
+            ):
                 headers: dict[str, Any] = {header: value}
                 foreign = await stage.request("GET", "/admin/usage", **headers)
                 assert foreign.status == 403

@@ -11,7 +11,10 @@ from dovetail.net.exchange import Exchange, Headers, Message, Receive, Scope, Se
 from dovetail.net.response_writer import DIRECT_WRITER_EXTENSION
 from dovetail.responses.connection_cache import ConnectionCache
 
-_FORWARDED_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDED_HEADERS = (
+    *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+    *("x-real-ip", "cf-connecting-ip", "true-client-ip"),
+)
 _VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
