@@ -183,6 +183,7 @@ def test_passwords_in_urls_are_masked() -> None:
         ("resume_drop_thinking", -1.0),
         ("http_port", 70_000),
         ("workers", 100_000),
+        ("price_prompt", 1e17),
     ],
 )
 def test_out_of_range_numbers_are_rejected(name: str, value: float) -> None:

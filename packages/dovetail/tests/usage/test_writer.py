@@ -52,6 +52,29 @@ class RecordingStore:
         self.closed = True
 
 
+class RejectingStore(RecordingStore):
+    """Cannot store its first batch, such as one with a number that is too large."""
+
+    async def apply(self, batch: UsageBatch) -> None:
+        if batch.number == 1:
+            raise OverflowError("too large")
+        await super().apply(batch)
+
+
+def test_batch_that_cannot_be_stored_is_counted_as_lost() -> None:
+    async def scene() -> None:
+        store = RejectingStore()
+        writer = UsageWriter(store)
+        writer.finish(writer.begin(KEY), RECORD)
+        await writer.flush()
+        assert (writer._applied, store.faults.lost) == (1, 1)  # `flush` did not time out
+        writer.finish(writer.begin(KEY), RECORD)
+        await writer.close()
+        assert ([one.number for one in store.batches], store.faults.lost) == ([2], 1)
+
+    asyncio.run(scene())
+
+
 def test_short_request_is_written_once() -> None:
     async def scene() -> None:
         store = RecordingStore()

@@ -42,7 +42,11 @@ _MIN_VALUES: Mapping[str, int] = {
     "usage_max_age": 86_400, "usage_max_sessions": 0,
     "trace_block_tokens": 1, "trace_keep": 0, "trace_max_bytes": 0, "workers": 1,
 }  # fmt: skip
-_MAX_VALUES: Mapping[str, int] = {"http_port": 65535, "workers": 256}
+_MAX_PRICE = 1_000_000  # costs are summed as 64-bit integers in billionths
+_MAX_VALUES: Mapping[str, int] = {
+    "http_port": 65535, "workers": 256,
+    "price_cached": _MAX_PRICE, "price_output": _MAX_PRICE, "price_prompt": _MAX_PRICE,
+}  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 

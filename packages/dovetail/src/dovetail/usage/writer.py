@@ -160,6 +160,10 @@ class UsageWriter:
                         faults.record_loss(error)
                     return False
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # it would fail again: the next batches must not wait
+                for _ in batch.finished:
+                    faults.record_loss(error)
+                return True
             else:
                 faults.pending = 0
                 return True
