@@ -81,6 +81,25 @@ def test_undeclared_fields_are_reported_unrequested() -> None:
     run(scene)
 
 
+def test_effort_without_effect_is_reported() -> None:
+    """A template without levels of effort cannot honour the hint."""
+    efforts: dict[str, dict[str, Any]] = {
+        "chat": {"reasoning_effort": "high"},
+        "responses": {"reasoning": {"effort": "high"}},
+        "messages": {"output_config": {"effort": "high"}},
+    }
+
+    async def scene() -> None:
+        for template, reported in ((_TEMPLATE, True), (TEMPLATE, False)):
+            async with serving(template=template) as stage:
+                for api, effort in efforts.items():
+                    reply = await stage.request("POST", PATHS[api], BODIES[api] | effort)
+                    findings = reply.headers.get("x-dovetail-diagnostics", "")
+                    assert ("effort_ignored" in findings) is reported, (api, findings)
+
+    run(scene)
+
+
 def test_names_of_fields_cannot_break_headers() -> None:
     async def scene() -> None:
         async with serving() as stage:

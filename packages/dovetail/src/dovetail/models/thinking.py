@@ -45,6 +45,12 @@ def resolve_switches(
     return {**switches, **thinking.template_kwargs}
 
 
+def ignores_effort(thinking: Thinking, profile: TemplateProfile) -> bool:
+    """Return whether a request sets an effort that the template does not read."""
+    effort = (thinking.effort or "none").lower()
+    return effort != "none" and thinking.enabled is not False and not profile.effort_switch
+
+
 def merge_thinking(previous: Thinking | None, current: Thinking) -> Thinking:
     """Fill in the missing settings of a request from the previous turn.
 

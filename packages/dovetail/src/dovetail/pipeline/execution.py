@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dovetail.models.thinking import ignores_effort
 from dovetail.pipeline.choice_runner import ChoiceRunner
 from dovetail.pipeline.compaction import (
     Compactor,
@@ -164,6 +165,8 @@ async def _create_runners(
         for note in notes:
             observer.on_note(note)
         return [UpstreamRunner(entry, request, new_call_id, observer, at) for at in range(count)]
+    if ignores_effort(request.thinking, entry.model.profile):
+        observer.on_note("effort_ignored")
     prepared = await entry.preparer.prepare(request, max_tokens=entry.context_length - 1)
     observer.on_prepared(prepared)
     limit = _require_room(entry, len(prepared.prompt.ids))
