@@ -162,7 +162,7 @@ def test_scripted_engine_is_created_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("skripted", {}, "unknown engine 'skripted': use llamacpp, openai"),
+        ("skripted", {}, "unknown engine 'skripted': use dynamo, llamacpp, openai"),
         ("scripted", {}, "requires a script: set --script FILE"),
         ("scripted", {"script": "/no/such"}, "/no/such: cannot be read"),
         ("scripted", {"script": __file__, "speed": 1}, "unknown field `speed`"),

@@ -16,7 +16,7 @@ from dovetail.ledger import ledger
 from dovetail.ledger.recognition import TurnRecognizer
 from dovetail.prompt.normalization import PromptNormalizer
 from dovetail.prompt.prefix_diagnostics import PrefixDiagnostics
-from dovetail.routing import pool
+from dovetail.routing import router
 from dovetail_protocols.decode_cache import DecodeCache
 from dovetail_tokenizers.long_text_cache import LongTextCache
 
@@ -32,7 +32,7 @@ _BOUNDS: tuple[tuple[Callable[..., Any], str, int], ...] = (
 )
 _CONSTANTS: tuple[tuple[ModuleType, str], ...] = (
     (ledger, "_MAX_TRACKED_CHAINS"),
-    (pool, "MAX_SESSION_HOMES"),
+    (router, "MAX_SESSION_HOMES"),
     (selection, "MAX_SESSIONS"),
     (selection, "MAX_PROMPTS"),
     (reply, "MAX_REMEMBERED"),
