@@ -58,7 +58,8 @@ async def run_agent(stage: Stage, turns: int = TURNS, **headers: str) -> None:
 
 
 async def cells(page: Any, label: str) -> list[list[str]]:
-    """The texts of a table."""
+    """Wait for a table, and return its texts."""
+    await page.wait_for_selector(f"table[aria-label='{label}'] tbody tr", state="attached")
     found: list[list[str]] = await page.evaluate(
         "(label) => [...document.querySelector(`table[aria-label='${label}']`).tBodies[0].rows]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))",
