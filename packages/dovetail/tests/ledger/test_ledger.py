@@ -153,6 +153,7 @@ def test_recording_does_not_wait_forever_and_pending_turns_are_found() -> None:
         ledger.write_timeout_seconds = 0.01
         entry = turn("e1", calls=("c1",))
         await ledger.record(entry, PROMPT)
+        assert ledger.faults.late == 1
         assert await _find_by_chain(ledger, "t", b"chain") == [entry]
         assert await ledger.find_by_call("t", "c1") == [entry]
         store.gate.set()

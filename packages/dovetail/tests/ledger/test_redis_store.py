@@ -56,7 +56,7 @@ def test_entries_are_stored_after_an_outage(
         assert await store.stats() == LedgerStats(0, 0)
         await store.put(turn("e2"))
         assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (1, 0, True)
-        assert _warnings(caplog) == ["store_failed"]
+        assert _warnings(caplog) == ["store_failed", "store_write_delayed"]
 
         server.start()
         assert await store.get("t", "e2") is None  # not queried: still in backoff
@@ -65,7 +65,28 @@ def test_entries_are_stored_after_an_outage(
         assert await store.get("t", "e3") == turn("e3")
         assert await store.get("t", "e2") == turn("e2")  # pending entries are stored
         assert (store.faults.pending, store.faults.lost, store.faults.unavailable) == (0, 0, False)
-        assert _warnings(caplog) == ["store_failed", "store_recovered"]
+        assert _warnings(caplog) == ["store_failed", "store_write_delayed", "store_recovered"]
+        assert store.faults.late == 1
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_short_outage_delays_operations_but_fails_none(server: RedisServer) -> None:
+    async def main() -> None:
+        store = RedisLedgerStore(server.url)
+        await store.put(turn("e1"))
+        server.stop()
+        operations = [
+            asyncio.create_task(store.put(turn("e2", calls=("c2",)))),
+            asyncio.create_task(store.find_by_chain("t", b"chain", b"before")),
+        ]
+        while not store.faults.unavailable:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.start()
+        await asyncio.gather(*operations)
+        assert await store.get("t", "e2") == turn("e2", calls=("c2",))
+        assert (store.faults.pending, store.faults.late, store.faults.lost) == (0, 0, 0)
         await store.close()
 
     asyncio.run(main())
@@ -95,8 +116,10 @@ def test_an_unresponsive_server_does_not_delay_requests(server: RedisServer) -> 
         assert server.process is not None
         server.process.send_signal(signal.SIGSTOP)
         assert await store.get("t", "e1") is None
+        clock.now += 10  # the outage is no longer short: nothing is repeated
+        failures = store.faults.failures
         await store.put(turn("e1"))
-        assert (store.faults.pending, store.faults.failures) == (1, 2)
+        assert (store.faults.pending, store.faults.failures) == (1, failures + 1)
         server.process.send_signal(signal.SIGCONT)
         await store.close()
         store = RedisLedgerStore(server.url, clock=clock)
@@ -116,7 +139,7 @@ def test_a_server_that_was_never_reachable(caplog: pytest.LogCaptureFixture) -> 
         await store.close()
 
     asyncio.run(main())
-    assert _warnings(caplog) == ["store_failed"]
+    assert _warnings(caplog) == ["store_failed", "store_write_delayed"]
 
 
 def test_full_server_rejects_writes_and_serves_reads(
@@ -130,11 +153,12 @@ def test_full_server_rejects_writes_and_serves_reads(
         for number in range(3):
             await store.put(turn(f"f{number}"))
             assert await store.get("t", "e1") is not None
-        assert store.faults.pending == 3
+        assert (store.faults.pending, store.faults.late) == (3, 3)
         await store.close()
 
     asyncio.run(main())
-    assert _warnings(caplog) == ["store_failed"]
+    # Delayed writes are logged for the first and the second.
+    assert _warnings(caplog) == ["store_failed", "store_write_delayed", "store_write_delayed"]
 
 
 def test_several_servers_share_one_store(server: RedisServer) -> None:

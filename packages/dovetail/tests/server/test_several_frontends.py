@@ -1,7 +1,6 @@
 """Two frontends that share a Redis: any of them serves any turn, and either can be replaced.
 
-A frontend waits for Redis for a limited time before it ends a response. The tests of killed
-frontends have failed on busy machines; whether that time is the reason has not been shown.
+A frontend waits for Redis for a limited time before it ends a response.
 """
 
 import asyncio

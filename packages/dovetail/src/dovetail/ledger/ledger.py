@@ -8,7 +8,6 @@ import asyncio
 import time
 from array import array
 from collections.abc import Awaitable, Iterable
-from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from dovetail.ledger.cache import EntryCache, TokenIdCache, estimate_entry_bytes, extend_token_ids
@@ -28,7 +27,8 @@ from dovetail.storage.faults import StoreError, StoreFaults
 from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 
-STORE_WRITE_TIMEOUT_SECONDS = 0.5  # how long the end of a turn waits for the store
+STORE_WRITE_TIMEOUT_SECONDS = 3.0  # how long the end of a turn waits for the store
+REWRITE_TIMEOUT_SECONDS = 0.5  # the same, after a turn was not stored in time
 OPEN_TIMEOUT_SECONDS = 2.0  # how long a turn waits until it is announced to the store
 REOPEN_TIMEOUT_SECONDS = 0.1  # the same, after an announcement has failed
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
@@ -71,10 +71,12 @@ class Ledger:
         "_entry_cache",
         "_last_sequence",
         "_open_timeout_seconds",
+        "_renewals",
         "_renewed_at",
         "_shared",
         "_store",
         "_token_cache",
+        "_was_late",
         "sequence",
         "write_timeout_seconds",
     )
@@ -97,8 +99,10 @@ class Ledger:
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.write_timeout_seconds = STORE_WRITE_TIMEOUT_SECONDS
+        self._was_late = False  # whether the last turn was not stored in time
         self._open_timeout_seconds = OPEN_TIMEOUT_SECONDS
         self._clock = clock
+        self._renewals: set[asyncio.Task[None]] = set()
         # Entry -> the time at which all its ancestors were last touched.
         self._renewed_at: LruCache[tuple[str, str], float] = LruCache(_MAX_TRACKED_CHAINS)
         # Chain -> the sequence number of the last turn of this process that has, or may have, it.
@@ -204,8 +208,9 @@ class Ledger:
         """Record a turn; `prompt` holds all token ids of its prompt.
 
         Returns when the turn is in the store and survives a crash of the process, or after the
-        write timeout; the turn is then still open in the store. If too many writes are pending,
-        waits for all of them, so that memory stays bounded.
+        write timeout; the turn is then still open in the store, and counted as late. Only the first
+        late turn waits long. If too many writes are pending, waits for all of them, so that memory
+        stays bounded.
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)
@@ -217,9 +222,17 @@ class Ledger:
         if self._backlog.pending_bytes > self._backlog_bytes:
             await self.flush()
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.write_timeout_seconds):
+        timeout = self.write_timeout_seconds
+        try:
+            async with asyncio.timeout(
+                min(timeout, REWRITE_TIMEOUT_SECONDS) if self._was_late else timeout
+            ):
                 await self._backlog.wait_written(entry.tenant, entry.id)
+        except TimeoutError:
+            self._was_late = True
+            self.faults.record_late()
+        else:
+            self._was_late = False
 
     async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":
         """Return the token ids of an entry: prompt and generated tokens, without the stop token.
@@ -273,6 +286,7 @@ class Ledger:
     async def flush(self) -> None:
         """Wait until every recorded turn is in the store."""
         await self._backlog.flush()
+        await asyncio.gather(*self._renewals)
 
     async def stats(self) -> LedgerStats:
         """Return the number and size of the stored entries."""
@@ -297,10 +311,13 @@ class Ledger:
 
     async def _write(self, entry: LedgerEntry) -> None:
         await self._store.put(entry)
-        await self._renew_ancestors(entry)
+        self._renew_ancestors(entry)
 
-    async def _renew_ancestors(self, entry: LedgerEntry) -> None:
-        """Mark all turns of a running session as used, at most once per interval."""
+    def _renew_ancestors(self, entry: LedgerEntry) -> None:
+        """Mark all turns of a running session as used, at most once per interval.
+
+        No response waits for it: it reads the ancestors, possibly one after the other.
+        """
         now = self._clock()
         key = (entry.tenant, entry.id)
         if entry.parent is None:
@@ -311,8 +328,13 @@ class Ledger:
             self._renewed_at.put(key, renewed)
             return
         self._renewed_at.put(key, now)
-        ancestors = await self.load_ancestors(entry.tenant, entry.parent)
-        await self._store.touch(entry.tenant, [above.id for above in ancestors])
+        task = asyncio.create_task(self._touch_ancestors(entry.tenant, entry.parent))
+        self._renewals.add(task)
+        task.add_done_callback(self._renewals.discard)
+
+    async def _touch_ancestors(self, tenant: str, id: str) -> None:
+        ancestors = await self.load_ancestors(tenant, id)
+        await self._or_none(self._store.touch(tenant, [above.id for above in ancestors]))
 
     async def _or_none(self, operation: Awaitable[_T]) -> _T | None:
         try:

@@ -117,7 +117,7 @@ class RedisLedgerStore:
     async def get(self, tenant: str, id: str) -> LedgerEntry | None:
         """Return the entry, or None if the tenant has no entry with this id."""
         key = self._keys.entry(tenant, id)
-        body = await self._client.call(lambda: self._redis.hget(key, "body"))
+        body = await self._client.call(lambda: self._redis.hget(key, "body"), repeat=True)
         entry = decode_entry(body) if isinstance(body, bytes) else None
         return entry if entry is not None and entry.tenant == tenant else None
 
@@ -132,7 +132,9 @@ class RedisLedgerStore:
         """
         index = self._keys.chain(tenant, chain, chain_before)
         opened = self._keys.open(tenant, chain_before)
-        return _require_reply(await self._client.call(lambda: self._find_by_chain(index, opened)))
+        return _require_reply(
+            await self._client.call(lambda: self._find_by_chain(index, opened), repeat=True)
+        )
 
     async def find_by_session(self, tenant: str, session: str) -> tuple[str, ...]:
         """Return the ids of the entries of this session, oldest first. Some may have expired."""
@@ -159,7 +161,7 @@ class RedisLedgerStore:
         """Withdraw an announced turn."""
         self._unannounced.discard(turn.id)
         key = self._keys.open(turn.tenant, turn.chain_before)
-        await self._client.call(lambda: self._redis.hdel(key, turn.id))
+        await self._client.call(lambda: self._redis.hdel(key, turn.id), repeat=True)
 
     @property
     def gap_at(self) -> float:
@@ -212,7 +214,7 @@ class RedisLedgerStore:
         await self._client.close()
 
     async def _try_put(self, entry: LedgerEntry) -> bool:
-        if await self._client.call(lambda: self._put(entry)) is None:
+        if await self._client.call(lambda: self._put(entry), repeat=True) is None:
             return False
         if closes_turn(entry):
             self._unannounced.discard(entry.id)
@@ -224,6 +226,7 @@ class RedisLedgerStore:
             return
         self._pending.put(key, entry)
         self.faults.pending = len(self._pending)
+        self.faults.record_late()
         self._start_retrying()
 
     def _start_retrying(self) -> None:
@@ -237,7 +240,7 @@ class RedisLedgerStore:
             await self._unannounced.announce_all()
 
     async def _announce(self, turn: OpenTurn) -> None:
-        _require_reply(await self._client.call(lambda: self._open_turn(turn)))
+        _require_reply(await self._client.call(lambda: self._open_turn(turn), repeat=True))
 
     async def _flush_pending(self) -> None:
         """Store pending entries until one fails. Safe to run concurrently."""
@@ -249,7 +252,9 @@ class RedisLedgerStore:
             self.faults.pending = len(self._pending)
 
     async def _newest_ids(self, key: str) -> tuple[str, ...]:
-        ids = await self._client.call(lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1))
+        ids = await self._client.call(
+            lambda: self._redis.zrevrange(key, 0, MAX_LOOKUP_IDS - 1), repeat=True
+        )
         return tuple(id.decode() for id in cast("list[bytes]", ids or []))
 
     async def _open_turn(self, turn: OpenTurn) -> bool:

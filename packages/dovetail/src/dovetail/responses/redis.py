@@ -69,7 +69,8 @@ class RedisResponseBackend:
     async def get(self, tenant: str, id: str) -> StoredResponse | None:
         """Return the response, or None if the tenant has no response with this id."""
         failures = self.faults.failures
-        body = await self._client.call(lambda: self._redis.get(self._key(tenant, id)))
+        key = self._key(tenant, id)
+        body = await self._client.call(lambda: self._redis.get(key), repeat=True)
         if body is None and self.faults.failures > failures:
             raise StoreError("the response store is unavailable")
         response = decode_response(body) if isinstance(body, bytes) else None
@@ -122,7 +123,7 @@ class RedisResponseBackend:
                 exists = await pipe.execute()
             return {id for id, exist in zip(ids, exists, strict=True) if exist}
 
-        return await self._client.call(check)
+        return await self._client.call(check, repeat=True)
 
     async def touch(self, tenant: str, ids: Sequence[str]) -> None:
         """Mark responses as used."""

@@ -7,7 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from dovetail.storage.write_queue import WriteQueue
 from dovetail_model import InvalidRequest, PreviousResponseNotFound, RequestTooLarge
 
 TOUCH_INTERVAL_SECONDS = 3600.0  # well below the age at which backends expire responses
-STORE_TIMEOUT_SECONDS = 2.0  # how long the end of a response waits for the backend
+STORE_TIMEOUT_SECONDS = 3.0  # how long the end of a response waits for the backend
 
 _DEFAULT_CACHE_BYTES = 64 << 20
 _MAX_CONCURRENT_READS = 8  # a decompressed response can be many times its size on disk
@@ -116,9 +116,11 @@ class ResponseStore:
 
     async def wait_stored(self, response: StoredResponse) -> None:
         """Wait until the response is in the backend, up to the write timeout."""
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._write_timeout_seconds):
                 await self._writes.wait_written(response.tenant, response.id)
+        except TimeoutError:
+            self.faults.record_late()
 
     async def add(self, response: StoredResponse) -> None:
         """Store a response and return when it is stored. Raises StoreError if that fails."""

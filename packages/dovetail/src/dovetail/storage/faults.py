@@ -16,6 +16,7 @@ class StoreFaults:
 
     `failures`: failed operations.
     `lost`: writes that were abandoned.
+    `late`: writes that were not stored yet when their response ended.
     `pending`: writes that are retried when the store is reachable again.
     `unavailable`: whether the last operation could not reach the store.
     `gap_at`: when a turn was last served without being announced to the store; 0 if never.
@@ -27,6 +28,7 @@ class StoreFaults:
         "_reported_at",
         "failures",
         "gap_at",
+        "late",
         "lost",
         "name",
         "pending",
@@ -37,6 +39,7 @@ class StoreFaults:
         self.name = name
         self.failures = 0
         self.gap_at = 0.0
+        self.late = 0
         self.lost = 0
         self.pending = 0
         self.unavailable = False
@@ -72,6 +75,12 @@ class StoreFaults:
         if self.lost.bit_count() == 1:  # log the first loss, then at powers of two
             fields = {} if error is None else {"error": str(error) or type(error).__name__}
             self._warn("store_write_lost", lost=self.lost, **fields)
+
+    def record_late(self) -> None:
+        """Record that a response ended before it was stored: a crash may lose it."""
+        self.late += 1
+        if self.late.bit_count() == 1:
+            self._warn("store_write_delayed", late=self.late)
 
     def record_gap(self, now: float, reason: str) -> None:
         """Record that lookups may miss a turn that was served without being announced."""

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -19,6 +19,9 @@ from dovetail.storage.faults import StoreFaults
 
 _TIMEOUT_SECONDS = 0.5  # per operation
 _BACKOFF_SECONDS = 1.0  # no connection attempts for this long after a failure
+_REPEAT_SECONDS = 2.0  # operations are repeated for this long after the first failure of an outage
+_REPEAT_INTERVAL_SECONDS = 0.1
+_MAX_REPEATS = round(_REPEAT_SECONDS / _REPEAT_INTERVAL_SECONDS)
 _RECENT_FAILURE_SECONDS = 60.0  # other processes may still be retrying writes that failed
 
 _MAX_CONNECTIONS = 10_000  # per node; a burst of requests must not fail because of the pool
@@ -36,12 +39,17 @@ _UNAVAILABLE = (
     TimeoutError,
     OSError,
 )
+_TIMEOUTS = (RedisTimeoutError, TimeoutError)
 
 _T = TypeVar("_T")
 
 
 class RedisClient:
     """The Redis connection of one store. `name` identifies the store in `faults`.
+
+    A short outage, and an operation that times out because the machine is busy, delay operations
+    that may be repeated; a longer outage fails all operations at once, so that it delays no
+    request.
 
     `is_cluster`: the URL names a Redis Cluster. Keys that an operation uses together have the same
     tag there and thereby the same slot. Its pipelines are not atomic: the commands for one node are
@@ -51,9 +59,12 @@ class RedisClient:
     __slots__ = (
         "_clock",
         "_failed_at",
+        "_failing_since",
         "_prefix",
+        "_reconnect_at",
         "_retry_at",
         "_timeout",
+        "_topology",
         "faults",
         "is_cluster",
         "redis",
@@ -75,6 +86,10 @@ class RedisClient:
         self._clock = clock
         self._retry_at = 0.0
         self._failed_at: float | None = None
+        self._failing_since: float | None = None  # the first failure after the last success
+        self._reconnect_at = 0.0
+        # Reads the topology of a cluster for all operations; one that times out does not cancel it.
+        self._topology: asyncio.Task[Any] | None = None
         self.faults = StoreFaults(name, clock)
 
     @property
@@ -122,26 +137,93 @@ class RedisClient:
             getattr(pipe, name)(*args)
 
     async def call(
-        self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float | None = None
+        self,
+        operation: Callable[[], Awaitable[_T]],
+        timeout_seconds: float | None = None,
+        *,
+        repeat: bool = False,
     ) -> _T | None:
-        """Run an operation. Returns None if it fails or times out."""
-        if self._clock() < self._retry_at:
+        """Run an operation. Returns None if it fails or times out.
+
+        `repeat`: it may be executed more than once, and is repeated at the start of an outage.
+        """
+        timeout = timeout_seconds or self._timeout
+        if not repeat:
+            if self._clock() >= self._retry_at:
+                return (await self._attempt(operation, timeout))[0]
             self._fail(None)
             return None
+        deadline: float | None = None
+        for _ in range(_MAX_REPEATS):
+            if self._clock() >= self._retry_at or deadline is not None:
+                result, is_available = await self._attempt(operation, timeout)
+                if is_available:
+                    return result
+            else:
+                self._fail(None)
+            if deadline is None:
+                deadline = self._outage_start() + _REPEAT_SECONDS
+            if self._clock() >= deadline:
+                return None
+            await asyncio.sleep(_REPEAT_INTERVAL_SECONDS)
+        return None
+
+    async def _attempt(
+        self, operation: Callable[[], Awaitable[_T]], timeout_seconds: float
+    ) -> tuple[_T | None, bool]:
+        """Return the result, or None if it failed, and whether the server was available."""
         try:
-            async with asyncio.timeout(timeout_seconds or self._timeout):
+            async with asyncio.timeout(timeout_seconds):
                 if self.is_cluster:
-                    await self.redis.initialize()  # reads the topology, unless it is known
+                    await self._read_topology()
                 result = await operation()
         except _UNAVAILABLE as error:
             self._retry_at = self._clock() + _BACKOFF_SECONDS
             self._fail(error)
+            self._renew_topology(error)
         except RedisError as error:  # reachable but rejected: out of memory, read only
             self._fail(error, unavailable=False)
+            return None, True
         else:
+            self._retry_at, self._failing_since = 0.0, None
             self.faults.record_success()
-            return result
-        return None
+            return result, True
+        return None, False
+
+    async def _read_topology(self) -> None:
+        """Read the topology of the cluster, unless it is known."""
+        if self._topology is None:
+            self._start_reading(self.redis.initialize())
+        assert self._topology is not None
+        await asyncio.shield(self._topology)
+
+    def _start_reading(self, reading: Coroutine[Any, Any, Any]) -> None:
+        self._topology = asyncio.create_task(reading)
+        self._topology.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def _renew_topology(self, error: Exception) -> None:
+        """Read the topology again after a failure: a primary may have been replaced.
+
+        Reconnecting breaks the other operations, so it is done once per outage and second, and
+        after a timeout only if nothing has succeeded since: a busy machine is no reason.
+        """
+        if not self.is_cluster or (self._topology is not None and not self._topology.done()):
+            return
+        self._topology = None
+        now = self._clock()
+        is_short = now - self._outage_start() < _BACKOFF_SECONDS
+        if now < self._reconnect_at or (isinstance(error, _TIMEOUTS) and is_short):
+            return
+        self._reconnect_at = now + _BACKOFF_SECONDS
+        self._start_reading(self._reconnect())
+
+    def _outage_start(self) -> float:
+        """Return the time of the first failure, or now if an operation has succeeded since."""
+        return self._clock() if self._failing_since is None else self._failing_since
+
+    async def _reconnect(self) -> None:
+        await self.redis.aclose()
+        await self.redis.initialize()
 
     async def ping(self) -> None:
         """Check the connection and log a failure."""
@@ -149,10 +231,15 @@ class RedisClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._topology is not None and not self._topology.done():
+            self._topology.cancel()
+            await asyncio.wait([self._topology])
         await self.redis.aclose()
 
     def _fail(self, error: Exception | None, *, unavailable: bool = True) -> None:
         self._failed_at = self._clock()
+        if unavailable and self._failing_since is None:
+            self._failing_since = self._failed_at
         self.faults.record_failure(error, unavailable=unavailable)
 
 
@@ -167,13 +254,15 @@ def connect(url: str, timeout: float) -> Any:
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         "max_connections": _MAX_CONNECTIONS,
-        # Retry once immediately: a pooled connection may predate a restart of the server.
-        "retry": Retry(NoBackoff(), 1),
     }
     if not is_cluster_url(url):
-        return Redis.from_url(url, **options)
+        # Retry once immediately: a pooled connection may predate a restart of the server.
+        return Redis.from_url(url, retry=Retry(NoBackoff(), 1), **options)
     first, nodes = _split_cluster_url(url)
-    return RedisCluster.from_url(first, startup_nodes=nodes, **options)
+    # The library closes all connections before it retries a pipeline, also those that other
+    # operations use: on a busy machine one timeout would break everything that is in progress.
+    retry = Retry(NoBackoff(), 0)
+    return RedisCluster.from_url(first, startup_nodes=nodes, retry=retry, **options)
 
 
 def _split_cluster_url(url: str) -> tuple[str, list[ClusterNode]]:
