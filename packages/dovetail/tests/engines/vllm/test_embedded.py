@@ -1,105 +1,87 @@
 """The embedded vLLM for real, on the CPU: `dovetail serve --engine vllm` without a URL.
 
 The weights are random, so the tests check the form, the numbers, and the ids that vLLM returns. The
-oracle is vLLM itself: its own `generate` in the same process, which requests with logprobs use.
+oracle is vLLM itself: its own `generate` in the same process, which requests with logprobs use. All
+tests run twice, the second time with a vLLM that lacks an attribute of the step output, so that all
+requests use `generate`.
 """
 
 import asyncio
+import logging
 import os
 import signal
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+import vllm_without_steps
+from embedded_vllm import BLOCK, RunningEngine, running_embedded_vllm
 from step_fixture import CollectingSink
-from tiny_qwen3 import tiny_lora, tiny_qwen3
-from vllm_environment import ENVIRONMENT, PYTHON, REAL
+from vllm_environment import PYTHON, REAL
 
-from dovetail.engines.engine import Constraint, EngineRequest
+from dovetail.engines.engine import Constraint
 from dovetail.engines.registry import EngineSetup
 from dovetail.engines.token_stream import collect_token_ids
-from dovetail.engines.vllm.embedded import EmbeddedVllmEngine, create_embedded
+from dovetail.engines.vllm import process
+from dovetail.engines.vllm.embedded import create_embedded
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import ContextOverflow, EngineUnavailable, InvalidRequest, NotFound, Sampling
 from dovetail_tokenizers import load_tokenizer
 
 pytestmark = REAL
 
-BLOCK = 32
-GREEDY = Sampling(temperature=0.0)
-T = TypeVar("T")
+#: The ways that the output takes: the second without an attribute that the first requires.
+WAYS = {"steps": process.CHILD_MODULE, "generate": vllm_without_steps.__name__}
+REASONS = {"steps": "steps", "generate": f"generate ({vllm_without_steps.MISSING} is missing)"}
 
 
-class RunningEngine:
-    """The engine, started once for all tests, in an event loop of its own."""
-
-    def __init__(self, engine: EmbeddedVllmEngine, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine = engine
-        self._loop = loop
-        self._numbers = iter(range(1 << 20))
-
-    def run(self, work: Awaitable[T], timeout: float = 240.0) -> T:
-        async def limited() -> T:
-            return await asyncio.wait_for(work, timeout)
-
-        return asyncio.run_coroutine_threadsafe(limited(), self._loop).result(timeout + 10)
-
-    def request(self, prompt: "array[int] | None" = None, **fields: Any) -> EngineRequest:
-        number = next(self._numbers)
-        if prompt is None:
-            prompt = array("I", range(1000 + number, 1100 + number))
-        fields = {"max_tokens": 24, "sampling": GREEDY, **fields}
-        return EngineRequest(id=f"r{number}", prompt=prompt, **fields)
-
-    def generate(self, request: EngineRequest) -> CollectingSink:
-        sink = CollectingSink()
-        self.run(self.engine.generate(request, sink))
-        return sink
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    folder = tmp_path_factory.mktemp("embedded")
-    model = tiny_qwen3(folder / "model")
-    adapters = ",".join(f"{name}={tiny_lora(folder / name, at)}" for at, name in enumerate("ab"))
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    options = {
-        "python": os.environ[PYTHON],
-        "lora_modules": adapters,
-        "dtype": "float32",
-        "enforce_eager": "true",
-        "block_size": str(BLOCK),
-        "max_num_seqs": "4",
-        "max_model_len": "8192",
-        "max_lora_rank": "8",
-    }
-    setup = EngineSetup(load_tokenizer(model), model, options=options)
-    loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever)
-    thread.start()
-    running = RunningEngine(create_embedded(setup), loop)
-    try:
-        running.run(running.engine.start(), 500)
-        yield running
-    finally:
-        running.run(running.engine.stop())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+def vllm(way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "CHILD_MODULE", WAYS[way])
+        patch.setenv("PYTHONPATH", str(Path(vllm_without_steps.__file__).parent))
+        with running_embedded_vllm(tmp_path_factory.mktemp("embedded")) as running:
+            yield running
 
 
-def test_the_output_takes_the_way_of_steps(vllm: RunningEngine) -> None:
+def test_the_way_of_the_output_is_reported(vllm: RunningEngine, way: str) -> None:
     state = vllm.run(vllm.engine.health())
     assert state.ready
     assert state.facts is not None
-    assert state.facts["output"] == "steps"
+    assert state.facts["output"] == REASONS[way]
     assert state.facts["version"]
     assert vllm.engine.capabilities.context_length == 8192
+
+
+def test_the_way_of_the_output_is_logged(
+    vllm: RunningEngine, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    vllm.engine.log_loaded()
+    (record,) = (record for record in caplog.records if record.message == "engine_loaded")
+    assert record.__dict__["fields"]["output"] == REASONS[way]
+
+
+@pytest.fixture(scope="module")
+def ids_by_prompt() -> dict[int, list[int]]:
+    return {}
+
+
+def test_both_ways_return_the_same_ids(
+    vllm: RunningEngine, ids_by_prompt: dict[int, list[int]]
+) -> None:
+    """The fixture outlives the engines: the second one has to return what the first one did."""
+    for start in range(10_000, 10_600, 100):
+        ids = vllm.generate(vllm.request(array("I", range(start, start + 70)))).ids
+        assert ids_by_prompt.setdefault(start, ids) == ids
 
 
 def test_ids_are_those_of_vllms_own_generate(vllm: RunningEngine) -> None:

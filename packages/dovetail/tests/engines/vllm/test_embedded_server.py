@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 from harness_programs import claude_code
+from kv_events import read_kv_events, stored_hashes
 from sdk_conversations import APIS, TurnResult, start_conversation
-from server_process import Running, served
+from server_process import Running, free_port, served
 from tiny_qwen3 import tiny_lora, tiny_qwen3
 from vllm_environment import ENVIRONMENT, PYTHON, REAL
 
@@ -26,7 +28,13 @@ _LINE = re.compile(r"endpoint=messages status=200.*? input=(\d+) output=(\d+) ca
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def replay_port() -> int:
+    """The port at which vLLM replays its KV events."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, replay_port: int) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("served")
     model = tiny_qwen3(folder / "tiny-qwen3")
     settings = folder / "dovetail.toml"
@@ -34,6 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         f'model = "{model}"\n[engine]\nname = "vllm"\npython = "{os.environ[PYTHON]}"\n'
         f'dtype = "float32"\nenforce_eager = true\nblock_size = {BLOCK}\nmax_num_seqs = 32\n'
         f'max_lora_rank = 8\nlora_modules = {{ poet = "{tiny_lora(folder / "poet", 1)}" }}\n'
+        'kv_events_config = { enable_kv_cache_events = true, publisher = "zmq", '
+        f'endpoint = "tcp://*:{free_port()}", replay_endpoint = "tcp://*:{replay_port}" }}\n'
     )
     environment = {**ENVIRONMENT, "DOVETAIL_CONFIG": str(settings)}
     with served(environment=environment) as running:
@@ -103,6 +113,32 @@ def test_a_json_schema_is_enforced(server: Running) -> None:
     assert json.loads(message["content"])["answer"] in ("yes", "no")
 
 
+@pytest.mark.parametrize("salt", [None, "a tenant"])
+def test_vllm_publishes_its_kv_events(server: Running, replay_port: int, salt: str | None) -> None:
+    """The blocks of the events are those that the render endpoint predicts for the prompt."""
+    body: dict[str, Any] = {
+        "model": "tiny-qwen3",
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "apple river stone green " * 60}],
+    }
+    if salt is not None:
+        body["nvext"] = {"cache_salt": salt}
+    query = f"block_hashes=vllm-sha256&block_size={BLOCK}"
+    hashes = server.post(f"/v1/messages/render?{query}", body)["hashes"]["block_hashes"]
+    assert len(hashes) > 5
+    assert hashes[-1] not in stored_hashes(read_kv_events(replay_port))
+    server.post("/v1/messages", body)
+    found = stored_hashes(read_kv_events(replay_port))
+    assert [found.get(key) for key in hashes] == [BLOCK * (at + 1) for at in range(len(hashes))]
+
+
+def test_metrics_show_the_engine(server: Running) -> None:
+    chat(server, "tiny-qwen3")
+    lines = server.request("GET", "/metrics").body.decode().splitlines()
+    for name in ("requests_running", "requests_waiting", "kv_cache_usage"):
+        assert [line for line in lines if re.match(rf"dovetail_engine_{name}\b.* [\d.e-]+$", line)]
+
+
 def test_a_disconnect_aborts_the_generation(server: Running) -> None:
     body = {
         "model": "tiny-qwen3",
@@ -140,3 +176,28 @@ def test_claude_code(server: Running, tmp_path: Path) -> None:
     for (before, _, _), (prompt, _, cached) in pairwise(session):
         assert prompt > before
         assert cached >= (before - 1) // BLOCK * BLOCK
+
+
+def test_a_drained_server_ends_its_streams_and_its_engine(server: Running) -> None:
+    """This is the last test: the server exits after the response, and its processes with it."""
+    body = {
+        "model": "tiny-qwen3",
+        "max_tokens": 400,
+        "temperature": 0,
+        "stream": True,
+        "messages": [{"role": "user", "content": "Go on."}],
+    }
+    group = engine_process(server.process.pid)
+    with server.open("POST", "/v1/chat/completions", body) as response:
+        response.readline()
+        server.process.terminate()
+        assert '"finish_reason":"length"' in response.read().decode()
+    assert server.process.wait(60) == -signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
+def engine_process(parent: int) -> int:
+    """Return the id of the child process, which is also the id of its group."""
+    (found,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return int(found)

@@ -15,7 +15,9 @@ from dovetail.engines.registry import EngineSetup, EngineSetupError, runs_locall
 from dovetail.engines.vllm import process
 from dovetail.engines.vllm.embedded import create_embedded
 from dovetail.engines.vllm.process import (
+    EmbeddedVllmOptions,
     LoadProgress,
+    VllmProcess,
     model_reference,
     parse_adapters,
     split_options,
@@ -75,11 +77,12 @@ def test_a_hub_model_without_weights_is_downloaded_by_vllm(tmp_path: Path) -> No
 def test_the_stages_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     progress = LoadProgress("m")
+    progress.add_line(PREFIX + "Initializing a V1 LLM engine (v0.32.0) with config: model='m'")
     lines = ["world_size=1 rank=0", "Starting to load model m...", "init engine took 3 s"]
     for line in (*lines, "Loading weights took 1 s"):  # the last one is of a request
         progress.add_line(PREFIX + line)
     stages = [record.__dict__["fields"]["stage"] for record in caplog.records]
-    assert stages == lines[1:]
+    assert stages == ["Initializing a V1 LLM engine (v0.32.0)", *lines[1:]]
     assert progress.error == ""
 
 
@@ -106,6 +109,17 @@ def test_the_reason_of_a_failure_is_the_first_specific_error() -> None:
     progress.add_line(PREFIX + "Exception: WorkerProc initialization failed due to an exception")
     progress.add_line("RuntimeError: Engine core initialization failed. See root cause above.")
     assert progress.error == "ValueError: not enough memory"
+
+
+def test_the_reason_of_a_validation_error_is_its_second_line() -> None:
+    one = VllmProcess("m", EmbeddedVllmOptions())
+    text = (
+        "1 validation error for ModelConfig\n  Value error, max_model_len (9) is too large. "
+        "[type=value_error, input_value=ArgsKwargs((), {'a': 1}), input_type=ArgsKwargs]\n"
+        "    For further information visit https://errors.pydantic.dev"
+    )
+    assert one.describe_failure(text) == "vLLM cannot serve m: max_model_len (9) is too large."
+    assert one.describe_failure("first\nsecond") == "vLLM cannot serve m: first"
 
 
 @pytest.mark.parametrize("python", [None, sys.executable])

@@ -303,6 +303,7 @@ async def connect(
     """Connect to an engine. Raise an `EngineError` with the reason if that fails."""
     loop = asyncio.get_running_loop()
     create = partial(StepClient, name, tokenizer)
+    place = name if str(address) in name else f"{name} at {address}"
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             if address.path is not None:
@@ -318,9 +319,9 @@ async def connect(
                 raise
     except TimeoutError as error:
         raise EngineTimeout(
-            f"{name} at {address} does not respond within {CONNECT_TIMEOUT_SECONDS:g} s"
+            f"{place} does not respond within {CONNECT_TIMEOUT_SECONDS:g} s"
         ) from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise EngineUnavailable(f"no connection to {name} at {address} ({reason})") from error
+        raise EngineUnavailable(f"no connection to {place} ({reason})") from error
     return client

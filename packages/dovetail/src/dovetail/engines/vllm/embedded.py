@@ -27,6 +27,10 @@ class EmbeddedVllmEngine(ChildEngine):
         assert isinstance(self._process, VllmProcess)
         self._process.check_installed()
         await super().start()
+        self.log_loaded()
+
+    def log_loaded(self) -> None:
+        """Log the version of vLLM, the way of the output and the context window."""
         assert self._client is not None
         description = self._client.description
         fields: dict[str, Any] = {"engine": self.name, **description.facts}

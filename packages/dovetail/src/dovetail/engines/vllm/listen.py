@@ -6,13 +6,16 @@ import ipaddress
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.engines.registry import EngineSetupError
+from dovetail.engines.steps.client import StepAddress
 from dovetail.engines.steps.process import ListenOptions
 from dovetail.engines.vllm.process import (
     VllmProcess,
@@ -51,7 +54,9 @@ async def run_engine(hosted: HostedVllm) -> None:
         process, config = _create_process(hosted)
         process.check_installed()
         try:
-            address = await process.start(config, listen=hosted.listen)
+            address = await _start(process, config, hosted.listen, stopping)
+            if address is None:
+                return
             scheme = "tls" if hosted.listen.certificate else "tcp"
             url = f"{scheme}://{str(address).partition('://')[2]}"
             sys.stdout.write(f"serving {hosted.model} at {url}\n")
@@ -69,7 +74,23 @@ async def run_engine(hosted: HostedVllm) -> None:
             fields = {"reason": process.describe_exit(), "restart_delay_seconds": delay}
             _log.error("engine_exited", extra={"fields": fields})
             failures += 1
-            await asyncio.sleep(delay)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), delay)
+
+
+async def _start(
+    process: VllmProcess, config: dict[str, Any], listen: ListenOptions, stopping: asyncio.Event
+) -> StepAddress | None:
+    """Load the model, which may take minutes. Return None if the operator stops it meanwhile."""
+    loading = asyncio.create_task(process.start(config, listen=listen))
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if loading.done():
+        return loading.result()
+    loading.cancel()
+    await asyncio.wait({loading})
+    return None
 
 
 def _create_process(hosted: HostedVllm) -> tuple[VllmProcess, dict[str, Any]]:
@@ -125,9 +146,24 @@ def _parse_arguments(arguments: Sequence[str] | None) -> HostedVllm:
     host = host.strip("[]")
     if not (_is_loopback(host) or parsed.tls_cert_path or parsed.no_tls):
         raise ValueError("--tls-cert-path is required on this address; --no-tls disables TLS")
+    if parsed.model.startswith(("/", ".", "~")) and not Path(parsed.model).expanduser().exists():
+        raise ValueError(f"model {parsed.model} not found: no such folder")
+    _check_certificate(parsed.tls_cert_path, parsed.tls_key_path)
     options = dict(_parse_option(text) for text in parsed.engine_option)
     listen = ListenOptions(host, int(port), key, parsed.tls_cert_path, parsed.tls_key_path)
     return HostedVllm(parsed.model, options, listen)
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Report files that cannot be used now: loading the model takes minutes."""
+    if certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        files = f"{certificate} and {key}" if key else f"{certificate}"
+        raise ValueError(f"cannot use the certificate in {files} ({reason})") from error
 
 
 def _parse_option(text: str) -> tuple[str, str]:

@@ -33,6 +33,8 @@ _LAST_STAGE = "init engine"
 _ERROR = re.compile(r"\b((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit): .+)")
 #: What vLLM reports for every failure of the process that loads the model.
 _UNSPECIFIC = ("Engine core initialization failed", "WorkerProc initialization failed")
+_VALIDATION = re.compile(r"\d+ validation errors? for ")
+_VALIDATION_DETAIL = re.compile(r" \[type=.*", re.DOTALL)
 _MAX_REASON_CHARS = 300
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -135,7 +137,7 @@ class VllmProcess(StepProcess):
         if error and "No module named 'vllm" in error:
             return f"{self._python} has no vLLM: {INSTALL_HINT}"
         reason = error if error and not _is_unspecific(error) else self._progress.error
-        reason = (reason or error or self.describe_exit()).strip().splitlines()[0]
+        reason = _first_line(reason or error or self.describe_exit())
         return f"vLLM cannot serve {self._model}: {reason[:_MAX_REASON_CHARS]}"
 
 
@@ -161,7 +163,7 @@ class LoadProgress:
                 self.error = error[1]
         elif not self._loaded and _STAGE.match(text):
             self._loaded = text.startswith(_LAST_STAGE)
-            self._stage = text[:_MAX_REASON_CHARS]
+            self._stage = text.partition(" with config:")[0][:_MAX_REASON_CHARS]
             self.log()
 
     def log(self) -> None:
@@ -169,6 +171,15 @@ class LoadProgress:
         duration = round((time.monotonic() - self._started) * 1000)
         fields = {"engine": "vllm", "model": self._model, "stage": self._stage}
         _log.info("engine_loading", extra={"fields": {**fields, "duration_ms": duration}})
+
+
+def _first_line(text: str) -> str:
+    """Return the reason in a text of several lines. Pydantic's is not in the first one."""
+    lines = text.strip().splitlines()
+    if len(lines) > 1 and _VALIDATION.match(lines[0]):
+        reason = " ".join(line.strip() for line in lines[1:])
+        return _VALIDATION_DETAIL.sub("", reason).removeprefix("Value error, ")
+    return lines[0]
 
 
 def _is_unspecific(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -63,9 +64,20 @@ class VllmChildConfig(msgspec.Struct, frozen=True):
 def load(config: Mapping[str, Any]) -> AsyncLlmEngine:
     """Load the model, which takes seconds to minutes. Raise an error with vLLM's reason."""
     child = msgspec.convert(config, VllmChildConfig)
+    adapters = {name: _adapter_path(name, path) for name, path in child.adapters.items()}
     arguments = dict(child.arguments)
     if child.adapters:
         arguments.setdefault("enable_lora", "true")
         arguments.setdefault("max_loras", str(len(child.adapters)))
     llm = AsyncLLM.from_engine_args(parse_engine_args(child.model, arguments))
-    return AsyncLlmEngine(llm, child.model, child.adapters)
+    return AsyncLlmEngine(llm, child.model, adapters)
+
+
+def _adapter_path(name: str, path: str) -> str:
+    """Return the folder of an adapter, or its hub id. vLLM would report it at a request only."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if path.startswith(("/", ".", "~")):
+        raise InvalidArgument(f"the folder {path} of the LoRA adapter {name!r} does not exist")
+    return path
