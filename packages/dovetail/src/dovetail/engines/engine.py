@@ -136,6 +136,7 @@ class EngineCapabilities:
     `hosted_tools`: the server tools that an upstream runs for clients of other APIs. Declarations
     of its own API are passed to it in any case.
     `api`: the API of an upstream, `chat` or `responses`; None if it is not known yet.
+    `kv_tokens`: the capacity of the KV cache in tokens; None if it is not known.
     """
 
     constraints: tuple[ConstraintSyntax, ...] = ()
@@ -149,6 +150,7 @@ class EngineCapabilities:
     sampling: frozenset[OptionalSampling] = frozenset()
     hosted_tools: frozenset[ServerToolKind] = frozenset()
     api: str | None = None
+    kv_tokens: int | None = None
 
 
 def check_prompt_length(request: EngineRequest, context_length: int | None) -> None:

@@ -150,11 +150,11 @@ def test_one_logprob_per_id(player: Player) -> None:
 
 def test_logprobs_of_omitted_ids(player: Player) -> None:
     deltas = player.play(request(player.ids("Say:"), logprobs=0, grammar='root ::= "🦜"'))
-    parrot = deltas[0]
-    assert len(parrot.logprobs) == len(parrot.ids) == 3
-    assert [one.logprob for one in parrot.logprobs[:2]] == [-9999.0, -9999.0]
-    assert -100 < parrot.logprobs[2].logprob < 0
-    assert parrot.logprobs[2].top == ()
+    logprobs = [one for delta in deltas for one in delta.logprobs]
+    assert len(logprobs) == len(all_ids(deltas)) >= 3  # the end of the turn may follow
+    assert [one.logprob for one in logprobs[:2]] == [-9999.0, -9999.0]
+    assert -100 < logprobs[2].logprob < 0
+    assert logprobs[2].top == ()
 
 
 def test_context_overflow(player: Player) -> None:

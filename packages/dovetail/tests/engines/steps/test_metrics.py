@@ -16,7 +16,7 @@ from dovetail.routing.pool import ReplicaPool
 
 def collected(pool: ReplicaPool) -> dict[str, float]:
     entry = TokenModel(("m",), cast(Any, None), cast(Any, None), pool)
-    service = cast(ModelRegistry, SimpleNamespace(entries=(entry,), fallbacks={}))
+    service = cast(ModelRegistry, SimpleNamespace(base_models=lambda: (entry,), fallbacks={}))
     return {
         sample.name: sample.value
         for family in ReplicaCollector(service).collect()

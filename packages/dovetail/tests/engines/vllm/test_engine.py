@@ -268,3 +268,33 @@ def test_missing_tokenizer_files_are_an_error(monkeypatch: pytest.MonkeyPatch) -
         ModelUnavailableError, match=r"Pass --tokenizer with a folder .*/on/another/machine"
     ):
         find_tokenizer_files(remote)
+
+
+CACHE_CONFIG = (
+    b"# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n"
+    b'vllm:cache_config_info{block_size="16",engine="0",gpu_memory_utilization="0.9",'
+    b'num_gpu_blocks="%d",sliding_window="None"} 1.0\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "tokens"),
+    [
+        (status(200, CACHE_CONFIG % 128), 2048),
+        (status(200, CACHE_CONFIG % 128 + (CACHE_CONFIG % 64).replace(b'"0"', b'"1"')), 3072),
+        (status(200, b"vllm:num_requests_running 0.0\n"), None),
+        (status(200, CACHE_CONFIG.replace(b"%d", b"None")), None),
+        (status(404, b""), None),
+    ],
+)
+def test_capacity_of_the_kv_cache_is_read_from_the_metrics(
+    metrics: bytes, tokens: int | None
+) -> None:
+    async def check() -> None:
+        responses = {"_v1_models": listed({"id": MODEL}), "_metrics": metrics}
+        async with fake_server(paths(**responses)) as endpoint:
+            engine = VllmEngine(endpoint, REMOTE, TOKENIZER, options=VllmOptions(probe=False))
+            await engine.start()
+            assert engine.capabilities.kv_tokens == tokens
+
+    run_async(check)

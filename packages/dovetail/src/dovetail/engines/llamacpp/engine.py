@@ -50,13 +50,15 @@ class LlamaCppEngine:
         self._slots = SlotPool(self._options.slots)
         self._endpoint: Endpoint | None = None
         self._recovery: TokenIdRecovery | None = None
+        window = context_length or self._fit_context_length()
         self.capabilities = EngineCapabilities(
             constraints=("gbnf",),
             sampling=frozenset(("ignore_eos", "logit_bias")),
             logprobs=True,
             cached_tokens=True,
-            context_length=context_length or self._fit_context_length(),
+            context_length=window,
             local=True,
+            kv_tokens=None if window is None else window * self._options.slots,
         )
 
     @property

@@ -224,6 +224,7 @@ class ScriptedEngine:
             logprobs=True,
             cached_tokens=True,
             context_length=options.context_length,
+            kv_tokens=options.cache_blocks * options.block_size or None,
         )
         self.requests: deque[EngineRequest] = deque(maxlen=options.remember)
         self.counters = ScriptedCounters()

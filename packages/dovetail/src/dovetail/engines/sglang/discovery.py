@@ -161,6 +161,7 @@ class SglangServerInfo:
     context_length: int | None = None
     incremental_output: bool | None = None
     version: str = ""
+    kv_tokens: int | None = None
 
 
 def parse_server_info(
@@ -176,6 +177,7 @@ def parse_server_info(
         context_length=_max_context_length(info),
         incremental_output=_flag(info, "incremental_streaming_output", "stream_output"),
         version=str(info.get("version") or ""),
+        kv_tokens=_number(info, "max_total_num_tokens") or None,
     )
 
 

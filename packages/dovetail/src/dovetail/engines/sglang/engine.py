@@ -200,4 +200,5 @@ class SglangEngine:
             logprobs=True,
             cached_tokens=self._server_info.reported,
             context_length=min((length for length in lengths if length), default=None),
+            kv_tokens=self._server_info.kv_tokens,
         )

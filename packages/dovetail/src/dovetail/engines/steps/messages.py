@@ -42,6 +42,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     `model`: the folder or hub id from which the model was loaded.
     `adapters`: the names of the LoRA adapters.
     `facts`: reported with the engine's health.
+    `kv_tokens`: the capacity of the KV cache.
     """
 
     name: str
@@ -54,6 +55,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     cached_tokens: bool = False
     adapters: tuple[str, ...] = ()
     facts: dict[str, Any] = {}
+    kv_tokens: int | None = None
 
     def to_capabilities(
         self, *, local: bool = False, supervised_elsewhere: bool = False
@@ -68,6 +70,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
             context_length=self.context_length,
             local=local,
             supervised_elsewhere=supervised_elsewhere,
+            kv_tokens=self.kv_tokens,
         )
 
 
@@ -82,6 +85,7 @@ def describe_engine(
         "sampling": tuple(sorted(capabilities.sampling)),
         "logprobs": capabilities.logprobs,
         "cached_tokens": capabilities.cached_tokens,
+        "kv_tokens": capabilities.kv_tokens,
     }
     return EngineDescription(name, **{**known, **fields})
 

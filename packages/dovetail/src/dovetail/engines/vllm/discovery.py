@@ -1,4 +1,6 @@
-"""Discover a vLLM server's model."""
+"""Discover a vLLM server's model, and the capacity of its KV cache."""
+
+import re
 
 import msgspec
 
@@ -13,6 +15,8 @@ from dovetail.net.http_client import ClientRequest, Endpoint, fetch
 from dovetail_model import DovetailError
 
 PROGRAM = "vLLM"
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="(\d+)"')
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -51,3 +55,22 @@ async def _fetch_version(endpoint: Endpoint) -> str:
         return msgspec.json.decode(content, type=_Version).version if status == 200 else ""
     except (DovetailError, *FRAME_ERRORS):
         return ""
+
+
+async def fetch_kv_tokens(endpoint: Endpoint) -> int | None:
+    """Return the capacity in tokens; None if the server does not report it."""
+    try:
+        request = ClientRequest("GET", "/metrics", timeouts=DISCOVERY_TIMEOUTS)
+        status, content = await fetch(endpoint, request)
+    except DovetailError:
+        return None
+    return _parse_kv_tokens(content.decode("utf-8", "replace")) if status == 200 else None
+
+
+def _parse_kv_tokens(metrics: str) -> int | None:
+    """Return blocks times block size, summed over the engines of one server (data parallel)."""
+    total = 0
+    for labels in _CACHE_CONFIG.findall(metrics):
+        values = {name: int(number) for name, number in _LABEL.findall(labels)}
+        total += values.get("num_gpu_blocks", 0) * values.get("block_size", 0)
+    return total or None

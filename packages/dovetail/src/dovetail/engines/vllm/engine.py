@@ -20,7 +20,7 @@ from dovetail.engines.engine import (
 from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.served_model import ServedModelCheck
 from dovetail.engines.timeouts import HEALTH_TIMEOUTS
-from dovetail.engines.vllm.discovery import PROGRAM
+from dovetail.engines.vllm.discovery import PROGRAM, fetch_kv_tokens
 from dovetail.net.http_client import ClientRequest, Endpoint, Timeouts, fetch
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
@@ -87,7 +87,11 @@ class VllmEngine:
         # `remote` describes the first replica; the context length of this one may be shorter.
         own = [card.max_model_len for card in cards if card.id == self._remote.name]
         lengths = [length for length in (self._context_length, *own) if length]
-        self.capabilities = replace(self.capabilities, context_length=min(lengths, default=None))
+        self.capabilities = replace(
+            self.capabilities,
+            context_length=min(lengths, default=None),
+            kv_tokens=await fetch_kv_tokens(self._endpoint),
+        )
         self._client.uses_generate = await self._detect_generate()
         if self._options.probe:
             await self._probe()

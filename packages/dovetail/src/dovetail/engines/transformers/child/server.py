@@ -32,6 +32,7 @@ def load(config: Mapping[str, Any]) -> "ServedEngine":
         model=child_config.model,
         context_length=min(context_length, capacity),
         facts=facts,
+        kv_tokens=capacity,
     )
     return ServedEngine(engine, description)
 

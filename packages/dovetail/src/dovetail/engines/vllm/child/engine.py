@@ -153,6 +153,7 @@ class AsyncLlmEngine:
             cached_tokens=True,
             context_length=config.model_config.max_model_len,
             local=True,
+            kv_tokens=_kv_tokens(config.cache_config),
         )
 
     @property
@@ -340,3 +341,9 @@ def _vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return ""
+
+
+def _kv_tokens(cache: Any) -> int | None:
+    """Return the capacity of the KV cache, which vLLM's core reports when it has started."""
+    blocks, size = getattr(cache, "num_gpu_blocks", None), getattr(cache, "block_size", None)
+    return blocks * size if blocks and size else None
