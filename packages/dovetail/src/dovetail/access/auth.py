@@ -257,6 +257,13 @@ def require_admin(caller: Caller) -> None:
         raise Forbidden("This endpoint requires an admin key.")
 
 
+def require_admin_key(caller: Caller, *, has_keys: bool) -> None:
+    """Raise unless the caller has an admin key. A server without keys has no admins."""
+    if not has_keys:
+        raise Forbidden("This endpoint requires an admin key; set --api-key on the server.")
+    require_admin(caller)
+
+
 def require_operator(caller: Caller, keys: "ApiKeys", *, is_local: bool) -> None:
     """Raise unless the caller has an admin key or, on a server without keys, is on this machine."""
     require_admin(caller)

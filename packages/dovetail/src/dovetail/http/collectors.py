@@ -1,12 +1,13 @@
 """Metrics of replicas and stores, collected at each scrape."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dovetail.engines.engine import FactReporter
-from dovetail.pipeline.registry import ModelRegistry, TokenModel
+from dovetail.pipeline.registry import ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail.storage.faults import StoreFaults
 
@@ -45,12 +46,40 @@ class ReplicaCollector(Collector):
         )
         for names, number in self._service.fallbacks.items():
             fallbacks.add_metric(names, number)
-        return up, restarts, warmed, fallbacks, *engine_metrics
+        return up, restarts, warmed, fallbacks, *engine_metrics, *self._collect_indexes()
 
     def _pools(self) -> Iterator[tuple[str, ReplicaPool]]:
-        for entry in self._service.entries:
-            if isinstance(entry, TokenModel) and entry.adapter is None:
-                yield entry.name, entry.engine
+        return ((model.name, model.engine) for model in self._service.base_models())
+
+    def _collect_indexes(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        """Collect what the indexes of KV caches know."""
+        replicas = GaugeMetricFamily(
+            "dovetail_kv_index_replicas",
+            "Replicas by the source of what is known of their KV cache: events or requests.",
+            labels=("model", "source"),
+        )
+        blocks = GaugeMetricFamily(
+            "dovetail_kv_index_blocks", "Blocks in the approximate index.", labels=_MODEL_LABELS
+        )
+        capacity = GaugeMetricFamily(
+            "dovetail_kv_index_max_event_blocks",
+            "Blocks of the KV caches whose events are indexed, which bound the size of the index.",
+            labels=_MODEL_LABELS,
+        )
+        failures = CounterMetricFamily(
+            "dovetail_kv_event_failures",
+            "Prompts whose KV events did not arrive after the prefill, and failed index queries.",
+            labels=_MODEL_LABELS,
+        )
+        for name, pool in self._pools():
+            status = pool.index.status
+            sources = Counter(status.sources.values())
+            for source in ("events", "requests"):
+                replicas.add_metric([name, source], sources[source])
+            blocks.add_metric([name], status.blocks)
+            capacity.add_metric([name], status.max_event_blocks)
+            failures.add_metric([name], status.event_failures)
+        return replicas, blocks, capacity, failures
 
 
 _MODEL_LABELS = ("model",)
@@ -89,6 +118,11 @@ class StoreCollector(Collector):
             "Turns or responses that could not be stored.",
             labels=_STORE_LABELS,
         )
+        late = CounterMetricFamily(
+            "dovetail_store_late",
+            "Turns or responses that were not stored yet when their response ended.",
+            labels=_STORE_LABELS,
+        )
         pending = GaugeMetricFamily(
             "dovetail_store_waiting",
             "Turns or responses that wait until the store is available again.",
@@ -108,9 +142,10 @@ class StoreCollector(Collector):
             gap.add_metric([store.name], store.gap_at)
             failed.add_metric([store.name], store.failures)
             lost.add_metric([store.name], store.lost)
+            late.add_metric([store.name], store.late)
             pending.add_metric([store.name], store.pending)
             unavailable.add_metric([store.name], store.unavailable)
-        return failed, lost, pending, unavailable, gap
+        return failed, lost, late, pending, unavailable, gap
 
 
 _STORE_LABELS = ("store",)

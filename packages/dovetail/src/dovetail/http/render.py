@@ -136,6 +136,7 @@ async def hash_blocks(
 ) -> dict[str, Any]:
     """Return the hashes of the complete blocks of a prompt, with their options."""
     salt = cache_salt(request)
+    engine_salt = entry.engine.index.engine_salt(salt)
     if options.algorithm == DYNAMO_ALGORITHM:
         found = await run_in_thread(len(ids), lambda: _hash_for_dynamo(ids, entry, salt, options))
     elif entry.adapter is not None:
@@ -145,7 +146,7 @@ async def hash_blocks(
             param="block_hashes",
         )
     else:
-        found = await run_in_thread(len(ids), lambda: _hash_for_vllm(ids, salt, options))
+        found = await run_in_thread(len(ids), lambda: _hash_for_vllm(ids, engine_salt, options))
     return {**msgspec.to_builtins(options), **found}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dovetail.access.auth import require_admin
+from dovetail.access.auth import require_admin_key
 from dovetail.http.body import read_body
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
@@ -15,7 +15,7 @@ from dovetail.http.tracker import RequestTracker
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
 from dovetail.routing.pool import Membership, ReplicaPool
 from dovetail.routing.replica import Replica
-from dovetail_model import Forbidden, InvalidRequest
+from dovetail_model import InvalidRequest
 
 REPLICAS_PATH = "/admin/replicas"
 _MAX_BODY_BYTES = 1 << 16
@@ -48,7 +48,7 @@ class ReplicaEndpoints:
         self._require_admin(exchange)
         found = [
             describe_replica(entry.name, entry.engine, replica)
-            for entry in self._token_models()
+            for entry in self._service.base_models()
             for replica in entry.engine.replicas
         ]
         await exchange.respond(200, msgspec.json.encode({"replicas": found}))
@@ -85,19 +85,11 @@ class ReplicaEndpoints:
         await exchange.respond(200, msgspec.json.encode(state))
 
     def _require_admin(self, exchange: ApiExchange) -> None:
-        """Reject callers without an admin key. A server without keys has no admins."""
-        if not self._options.keys:
-            raise Forbidden("This endpoint requires an admin key; set --api-key on the server.")
-        require_admin(exchange.caller)
-
-    def _token_models(self) -> Iterator[TokenModel]:
-        for entry in self._service.entries:
-            if isinstance(entry, TokenModel) and entry.adapter is None:
-                yield entry
+        require_admin_key(exchange.caller, has_keys=bool(self._options.keys))
 
     def _membership(self, name: str | None) -> tuple[TokenModel, Membership]:
         """Return the model and what changes its replicas."""
-        models = [*self._token_models()]
+        models = [*self._service.base_models()]
         if name is None and len(models) != 1:
             names = ", ".join(one.name for one in models)
             raise InvalidRequest(f"`model` must be one of {names or '(none)'}.", param="model")
@@ -123,6 +115,7 @@ def describe_replica(model: str, pool: ReplicaPool, replica: Replica) -> dict[st
         "url": replica.url,
         "available": replica.is_available,
         "active_requests": replica.active_requests,
+        "cache_index": pool.index.status.sources.get(replica.index, "requests"),
         "queued_tokens": load.queued_tokens,
         "recent_tokens": round(load.recent.at(now)),
         "resident_tokens": round(load.resident.at(now)),

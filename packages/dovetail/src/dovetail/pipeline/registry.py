@@ -310,6 +310,12 @@ class ModelRegistry:
                 entry.preparer.release_session(identity)
                 entry.engine.release_session(named_session_key(identity))
 
+    def base_models(self) -> Iterator[TokenModel]:
+        """Yield the models with an engine of their own: no adapters, no upstream models."""
+        for entry in self.entries:
+            if isinstance(entry, TokenModel) and entry.adapter is None:
+                yield entry
+
     def find(self, name: str) -> ModelEntry:
         """Find a model by its own name, an alias, or an alias with wildcards."""
         found = self._by_name.get(name) or self._by_name.get(self._aliases.get(name, ""))

@@ -8,8 +8,10 @@ both.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.routing.block_hashes import DynamoHashes
@@ -26,11 +28,29 @@ class PrefixMatch:
     """What the replicas have cached of a prompt.
 
     `overlaps`: the cached leading tokens for each replica that has any; None if it is not known.
-    `hashes`: the hashes of the prompt's blocks.
+    `hashes`: the hashes of the prompt's blocks in the approximate index.
+    `engine_hashes`: the hashes of the blocks of an engine, if the index has them.
     """
 
     overlaps: Mapping[int, int] | None
     hashes: Sequence[int] = ()
+    engine_hashes: DynamoHashes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStatus:
+    """What an index reports for metrics.
+
+    `sources`: the source of what is known of each replica: `events` or `requests`.
+    `blocks`: the blocks in the approximate index.
+    `max_event_blocks`: the blocks that the caches of replicas with events hold.
+    `event_failures`: how often blocks that were prefilled did not appear in the index.
+    """
+
+    sources: Mapping[int, Literal["events", "requests"]] = field(default_factory=dict)
+    blocks: int = 0
+    max_event_blocks: int = 0
+    event_failures: int = 0
 
 
 class PrefixIndex(Protocol):
@@ -41,6 +61,16 @@ class PrefixIndex(Protocol):
 
     def record(self, replica: int, match: PrefixMatch) -> None:
         """Record that the prompt was sent to a replica."""
+
+    def confirm_prefill(self, replica: int, match: PrefixMatch) -> None:
+        """Record that a replica has prefilled the prompt, so that its blocks are cached."""
+
+    def engine_salt(self, salt: str | None) -> str | None:
+        """Return the cache salt as engines must get it."""
+
+    @property
+    def status(self) -> IndexStatus:
+        """What the index knows, for metrics."""
 
     def release_session(self, session: str) -> None:
         """Discard what is held for a session that has ended."""
@@ -111,6 +141,9 @@ class ApproximateIndex:
         self._capacity = capacity_blocks
         self._caches: dict[int, BlockCache] = {}
 
+    def __len__(self) -> int:
+        return sum(map(len, self._caches.values()))
+
     def overlaps(self, hashes: Sequence[int]) -> Mapping[int, int]:
         """Return the cached leading tokens of a prompt for each replica that has any."""
         found = {index: cache.match(hashes) for index, cache in self._caches.items()}
@@ -134,6 +167,7 @@ class LocalIndex:
     def __init__(self, capacity_tokens: int = DEFAULT_CAPACITY_TOKENS) -> None:
         self._hasher = PromptHasher()
         self._index = ApproximateIndex(INDEX_BLOCK_TOKENS, capacity_tokens // INDEX_BLOCK_TOKENS)
+        self._replicas: set[int] = set()
 
     async def find(self, request: EngineRequest) -> PrefixMatch:
         hashes = await hash_request(self._hasher, request)
@@ -142,14 +176,26 @@ class LocalIndex:
     def record(self, replica: int, match: PrefixMatch) -> None:
         self._index.record(replica, match.hashes)
 
+    def confirm_prefill(self, replica: int, match: PrefixMatch) -> None:
+        """Do nothing: the prompt was recorded when it was sent."""
+
+    def engine_salt(self, salt: str | None) -> str | None:
+        return salt
+
+    @property
+    def status(self) -> IndexStatus:
+        return IndexStatus(dict.fromkeys(self._replicas, "requests"), len(self._index))
+
     def release_session(self, session: str) -> None:
         self._hasher.forget(session)
 
     async def add(self, replica: int, url: str | None) -> None:
         self._index.forget(replica)
+        self._replicas.add(replica)
 
     async def remove(self, replica: int) -> None:
         self._index.forget(replica)
+        self._replicas.discard(replica)
 
     async def stop(self) -> None:
         """Do nothing: the index is memory of this process."""
@@ -165,3 +211,11 @@ async def hash_request(hasher: PromptHasher, request: EngineRequest) -> DynamoHa
         hashes = hasher.extend(hashes, ids, scope)
     hasher.keep(session, ids, hashes, scope)
     return hashes
+
+
+def salted_request(index: PrefixIndex, request: EngineRequest) -> EngineRequest:
+    """Return a request with the cache salt that its engine must get."""
+    salt = index.engine_salt(request.cache_salt)
+    if salt == request.cache_salt:
+        return request
+    return msgspec.structs.replace(request, cache_salt=salt)

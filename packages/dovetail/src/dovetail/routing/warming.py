@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from dovetail.engines.engine import EngineRequest
 from dovetail.engines.token_stream import collect_token_ids
-from dovetail.routing.prefix_index import PrefixIndex
+from dovetail.routing.prefix_index import PrefixIndex, salted_request
 from dovetail.routing.replica import Replica
 
 #: Creates the request that is expected next; returns None if there is none.
@@ -21,7 +21,7 @@ class PromptWarmer:
     `warmed_prompts`: the number of prompts that were prefilled.
     """
 
-    def __init__(self, index: PrefixIndex | None) -> None:
+    def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self.warmed_prompts = 0
@@ -55,10 +55,9 @@ class PromptWarmer:
             request = await create_request()
             if request is None or replica.active_requests or not replica.is_available:
                 return
-            if self._index is not None:
-                self._index.record(replica.index, await self._index.find(request))
+            self._index.record(replica.index, await self._index.find(request))
             with replica.track_request():
-                await collect_token_ids(replica.engine, request)
+                await collect_token_ids(replica.engine, salted_request(self._index, request))
             self.warmed_prompts += 1
         except Exception as error:  # warming is optional: no request waits for it
             _log.info(
