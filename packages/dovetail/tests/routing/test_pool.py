@@ -121,7 +121,8 @@ def test_last_request_of_a_session_releases_its_replica() -> None:
         replicas = [FakeEngine(0), FakeEngine(1)]
         pool = ReplicaPool(replicas)
         await pool.start()
-        assert [await generate(pool, name) for name in "ab"] == [0, 1]
+        # Two requests of "b", so that its replica has clearly more load once "a" has ended.
+        assert [await generate(pool, name) for name in "abb"] == [0, 1, 1]
         last = msgspec.structs.replace(request("a"), ends_session=True)
         async with aclosing(iter_deltas(pool, last)) as deltas:
             assert [delta.ids async for delta in deltas] == [[0]]

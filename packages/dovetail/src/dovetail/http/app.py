@@ -24,6 +24,8 @@ from dovetail.http.responses.endpoints import ResponsesEndpoints
 from dovetail.http.responses.large_bodies import LargeBodySender
 from dovetail.http.responses.run import ResponseKey
 from dovetail.http.routes import Handler, Route, RouteTable, build_document, select_error_codec
+from dovetail.http.scheduled_sessions import SessionEndpoints
+from dovetail.http.session_collector import SessionCollector
 from dovetail.http.tokens import TokensEndpoints
 from dovetail.http.tracker import RequestTracker
 from dovetail.http.ui import UiEndpoints
@@ -79,6 +81,7 @@ class App:
             None,
         )
         self.metrics.registry.register(ReplicaCollector(service))
+        self.metrics.registry.register(SessionCollector(service))
         store_faults = [*service.store_faults, *([] if usage is None else [usage.store.faults])]
         self.metrics.registry.register(StoreCollector(store_faults))
         self.metrics.track_held_body_bytes(lambda: request_memory.total_bytes)
@@ -311,6 +314,7 @@ class App:
             *UsageEndpoints(self.usage, self.options.keys).routes(),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *ReplicaEndpoints(self.service, self.options).routes(),
+            *SessionEndpoints(self.service, self.options).routes(),
             *self._health_routes(),
             *self._ui_routes(),
         ]

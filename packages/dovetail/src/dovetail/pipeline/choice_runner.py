@@ -14,6 +14,7 @@ from dovetail.pipeline.observer import RequestObserver
 from dovetail.pipeline.panics import convert_panics
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
+from dovetail.pipeline.scheduled_turn import begin_turn, end_turn
 from dovetail.pipeline.session_keys import cache_salt, parent_session_key, session_key
 from dovetail.pipeline.sinks import EventSink
 from dovetail.pipeline.warming import warm_request
@@ -69,6 +70,8 @@ class ChoiceRunner:
         self._dropped_tokens = 0  # generated tokens that are not part of the turn
         self._engine_finish: FinishReason | None = None  # why the engine stopped
         self._finish_reason: FinishReason | None = None  # why the choice ended
+        sessions = entry.engine.sessions
+        self._session_turn = None if sessions is None else begin_turn(sessions, entry, prepared)
         model = entry.model
         # The budget can be enforced only if the tokens that end reasoning are known.
         self._reasoning_budget = (
@@ -108,6 +111,8 @@ class ChoiceRunner:
                 self._observer.on_choice_finished(
                     self._choice, self._usage(), self._cached_tokens is not None
                 )
+            if self._session_turn is not None:
+                end_turn(self._session_turn, self._prepared, self._generation, self._finish_reason)
             await self._record()  # after a failure or a disconnect
         self._warm_next_prompt()
 
@@ -179,7 +184,10 @@ class ChoiceRunner:
             self._attempts += 1
             try:
                 await self._entry.engine.generate(
-                    await self._engine_request(), self, self._observer.on_replica_assigned
+                    await self._engine_request(),
+                    self,
+                    self._observer.on_replica_assigned,
+                    self._session_turn,
                 )
                 if not (self._is_finished() or self._is_budget_spent()):
                     raise InvalidEngineResponse("the engine sent no finish reason")

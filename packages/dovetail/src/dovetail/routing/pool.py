@@ -19,7 +19,12 @@ from dovetail.engines.engine import (
     TokenEngine,
     TokenSink,
 )
-from dovetail.routing.prefix_index import LocalIndex, PrefixIndex, PrefixMatch
+from dovetail.routing.prefix_index import (
+    LocalIndex,
+    PrefixIndex,
+    PrefixMatch,
+    salted_request,
+)
 from dovetail.routing.replica import (
     DEFAULT_HEALTH_CHECKS,
     HealthCheckOptions,
@@ -27,6 +32,7 @@ from dovetail.routing.replica import (
     TrackedSink,
 )
 from dovetail.routing.router import Assignment, RoutedRequest, Router
+from dovetail.routing.session_admission import SessionAdmission, SessionTurn
 from dovetail.routing.warming import PromptWarmer, RequestFactory
 
 _log = logging.getLogger(__name__)
@@ -57,6 +63,7 @@ class ReplicaPool:
     `router`: assigns requests to replicas.
     `index`: knows what the replicas have cached. Pools of a single replica do not use it.
     `urls`: the URLs of remote engines, in the order of `engines`.
+    `sessions`: schedules sessions; None if requests are sent as they arrive.
     `membership`: changes the replicas while the pool runs; None for local engines.
     """
 
@@ -68,16 +75,18 @@ class ReplicaPool:
         index: PrefixIndex | None = None,
         urls: Sequence[str | None] = (),
         health_checks: HealthCheckOptions = DEFAULT_HEALTH_CHECKS,
+        sessions: SessionAdmission | None = None,
     ) -> None:
+        self.sessions = sessions
         self._health_checks = health_checks
         self.router = router or Router()
-        self._index: PrefixIndex = index or LocalIndex()
+        self.index: PrefixIndex = index or LocalIndex()
         self._next_index = 0
         self.replicas: tuple[Replica, ...] = ()
         for engine, url in zip(engines, urls or [None] * len(engines), strict=True):
             self._create_replica(engine, url)
         self.name = engines[0].name
-        self._warmer = PromptWarmer(self._index)
+        self._warmer = PromptWarmer(self.index)
         self._removals: set[asyncio.Task[None]] = set()
         self._index_updates: set[asyncio.Task[None]] = set()
         self._stall_check: asyncio.Task[None] | None = None
@@ -131,11 +140,12 @@ class ReplicaPool:
     async def start(self) -> None:
         """Start the replicas. One is enough; failed replicas recover in the background."""
         faults = await asyncio.gather(*(replica.start() for replica in self.replicas))
-        await asyncio.gather(*(self._index.add(one.index, one.url) for one in self.replicas))
+        await asyncio.gather(*(self.index.add(one.index, one.url) for one in self.replicas))
         failures = [fault for fault in faults if fault is not None]
         for replica, fault in zip(self.replicas, faults, strict=True):
             if fault is not None and len(faults) > 1:  # the error of a single replica is raised
                 replica.mark_down(fault)
+            self._schedule_sessions(replica)
         if len(failures) == len(self.replicas):
             await self.stop()
             raise failures[0]
@@ -148,16 +158,27 @@ class ReplicaPool:
         request: EngineRequest,
         sink: TokenSink,
         on_replica: Callable[[int], None] = lambda replica: None,
+        turn: SessionTurn | None = None,
     ) -> None:
         """Generate on one replica and pass its index to `on_replica`.
 
+        `turn`: with session scheduling, the turn that the request belongs to. It waits here.
         Errors of the replica propagate.
         """
-        if len(self.replicas) == 1 and self.replicas[0].url is None:  # there will not be others
+        if turn is not None:
+            replica, assignment, match = await self._assign_turn(request, turn)
+            sink = turn.measure_prefill(request, sink)
+        elif len(self.replicas) == 1 and self.replicas[0].url is None:  # there will not be others
             await self._generate_on(self.replicas[0], request, sink, on_replica)
             return
-        replica, assignment = await self._assign(request)
-        tracked = TrackedSink(replica, sink, assignment.finish_prefill)
+        else:
+            replica, assignment, match = await self._assign(request)
+
+        def finish_prefill() -> None:
+            assignment.finish_prefill()
+            self.index.confirm_prefill(replica.index, match)
+
+        tracked = TrackedSink(replica, sink, finish_prefill)
         try:
             await self._generate_on(replica, request, tracked, on_replica)
         finally:
@@ -167,19 +188,23 @@ class ReplicaPool:
         """Discard what is held for a session that has ended."""
         if session is not None:
             self.router.release_session(session, monotonic())
-            self._index.release_session(session)
+            self.index.release_session(session)
+            if self.sessions is not None:
+                self.sessions.release_session(session)
 
     def warm(self, session: str | None, create_request: RequestFactory) -> None:
         """Prefill a prompt before its request arrives.
 
-        It is cancelled when the replica receives a request.
+        It is cancelled when the replica receives a request. While turns wait for the replica, it
+        would evict the prefix of another session, and is not done.
         """
         replica = self.replicas[0]
         if len(self.replicas) > 1:
             unknown = PrefixMatch(None)
             replica, assignment = self._route(RoutedRequest(0, session, 0), unknown)
             assignment.finish()
-        self._warmer.warm(replica, create_request)
+        if self.sessions is None or not self.sessions.has_waiting_turns(replica.index):
+            self._warmer.warm(replica, create_request)
 
     async def health(self) -> EngineHealth:
         """Return the health of the pool, which is ready as long as one replica is ready."""
@@ -204,7 +229,8 @@ class ReplicaPool:
         fault = await replica.start()
         if fault is not None:
             replica.mark_down(fault)
-        await self._index.add(replica.index, url)
+        self._schedule_sessions(replica)
+        await self.index.add(replica.index, url)
         self._watch_stalls()
         _log.info(
             "replica_added", extra={"fields": {"engine": self.name, "replica": replica.index}}
@@ -222,6 +248,8 @@ class ReplicaPool:
             raise ValueError("the only replica cannot be removed")
         self.replicas = tuple(one for one in self.replicas if one is not replica)
         self.router.forget(replica.index)
+        if self.sessions is not None:
+            self.sessions.remove_replica(replica.index)
         task = asyncio.create_task(self._retire(replica))
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
@@ -232,17 +260,21 @@ class ReplicaPool:
         if self.membership is not None:
             await self.membership.stop()
         await self._warmer.stop()
+        if self.sessions is not None:
+            self.sessions.stop()
         tasks = [*self._removals, *self._index_updates]
         tasks += [self._stall_check] if self._stall_check else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
-        await self._index.stop()
+        await self.index.stop()
 
     def _create_replica(self, engine: TokenEngine, url: str | None) -> Replica:
         replica = Replica(engine, self._next_index, self._health_checks, url=url)
         replica.on_recovered = self._restore_index
+        if self.sessions is not None:
+            replica.on_failed = self._fail_sessions
         self._next_index += 1
         self.replicas = (*self.replicas, replica)
         return replica
@@ -250,13 +282,24 @@ class ReplicaPool:
     def _restore_index(self, replica: Replica) -> None:
         """Discard what a recovered replica had cached: its engine was probably restarted."""
         self.router.forget(replica.index)
-        task = asyncio.create_task(self._index.add(replica.index, replica.url))
+        self._schedule_sessions(replica)
+        task = asyncio.create_task(self.index.add(replica.index, replica.url))
         self._index_updates.add(task)
         task.add_done_callback(self._index_updates.discard)
 
+    def _schedule_sessions(self, replica: Replica) -> None:
+        """Schedule the sessions of a replica with an empty KV cache."""
+        if self.sessions is not None:
+            reported = replica.engine.capabilities.kv_tokens
+            self.sessions.add_replica(replica.index, self.name, reported)
+
+    def _fail_sessions(self, replica: Replica) -> None:
+        if self.sessions is not None:
+            self.sessions.fail_replica(replica.index)
+
     async def _retire(self, replica: Replica) -> None:
         await self._warmer.cancel(replica)
-        await self._index.remove(replica.index)
+        await self.index.remove(replica.index)
         try:
             await replica.wait_idle()
         finally:
@@ -283,19 +326,33 @@ class ReplicaPool:
         await self._warmer.cancel(replica)
         try:
             with replica.track_request():
-                await replica.engine.generate(request, sink)
+                await replica.engine.generate(salted_request(self.index, request), sink)
         finally:
             if request.ends_session:
                 self.release_session(request.session)
 
-    async def _assign(self, request: EngineRequest) -> tuple[Replica, Assignment]:
-        match = await self._index.find(request)
+    async def _assign(self, request: EngineRequest) -> tuple[Replica, Assignment, PrefixMatch]:
+        match = await self.index.find(request)
         routed = RoutedRequest(
             len(request.prompt), request.session, request.expected_tokens, request.max_tokens
         )
         replica, assignment = self._route(routed, match)
-        self._index.record(replica.index, match)
-        return replica, assignment
+        self.index.record(replica.index, match)
+        return replica, assignment, match
+
+    async def _assign_turn(
+        self, request: EngineRequest, turn: SessionTurn
+    ) -> tuple[Replica, Assignment, PrefixMatch]:
+        """Assign a turn and wait until it may run. It is assigned again if its replica fails."""
+        while True:
+            replica, assignment, match = await self._assign(request)
+            try:
+                if await turn.enter(replica.index, request):
+                    return replica, assignment, match
+            except BaseException:
+                assignment.finish()
+                raise
+            assignment.finish()
 
     def _route(self, request: RoutedRequest, match: PrefixMatch) -> tuple[Replica, Assignment]:
         candidates = {replica.index: replica for replica in self._available_replicas()}

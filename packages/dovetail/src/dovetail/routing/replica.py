@@ -48,6 +48,7 @@ class Replica:
     """An engine with its index in the pool, its availability and its active requests.
 
     `url`: the URL of a remote engine.
+    `on_failed`: called when it stops accepting requests.
     `on_recovered`: called when it accepts requests again after a failure.
     """
 
@@ -61,6 +62,7 @@ class Replica:
         "is_available",
         "last_activity",
         "last_rejection",
+        "on_failed",
         "on_recovered",
         "recovery_task",
         "restarts",
@@ -77,6 +79,7 @@ class Replica:
         self.engine = engine
         self.index = index
         self.url = url
+        self.on_failed: Callable[[Replica], None] = lambda replica: None
         self.on_recovered: Callable[[Replica], None] = lambda replica: None
         self._idle: asyncio.Event | None = None  # set while no request is active; see wait_idle
         self._health_checks = health_checks
@@ -134,7 +137,8 @@ class Replica:
             return  # the replica was stopped while requests were running
         if self.is_available:
             _log.warning("replica_failed", extra=self._log_fields(error))
-        self.is_available = False
+            self.is_available = False
+            self.on_failed(self)
         if self.recovery_task is None or self.recovery_task.done():
             self.recovery_task = asyncio.create_task(self._recover())
 

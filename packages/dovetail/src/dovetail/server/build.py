@@ -215,6 +215,11 @@ def _build_model(config: Config, shared: _SharedParts, progress: Progress | None
             f"--recover cannot be used with --engine {config.engine}: the upstream server renders "
             "and parses by itself, so a turn cannot be continued token by token"
         )
+    if config.session_scheduling != "off" and config.engine in UPSTREAMS:
+        raise ValueError(
+            f"--session-scheduling cannot be used with --engine {config.engine}: only the upstream "
+            "server knows the tokens of its prompts"
+        )
     remote = discover_remote_engine(config)
     if remote is not None and config.engine in UPSTREAMS:
         return _build_upstream_model(config, shared, remote)

@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.engines.engine import RemoteModel, TokenEngine, UpstreamEngine
 from dovetail.engines.hosted import hosted_adapters
+from dovetail.engines.kv_cache import fetch_kv_cache_info
 from dovetail.engines.registry import (
     EMBEDDABLE_ENGINES,
     REMOTE_ENGINES,
@@ -28,6 +29,9 @@ from dovetail.engines.vllm.process import parse_adapters
 from dovetail.models.loader import Model
 from dovetail.models.weights import DEFAULT_MODEL, find_adapter
 from dovetail.net.http_client import Endpoint
+from dovetail.routing.kv_endpoints import KvEventAddresses
+from dovetail.routing.kv_event_index import DEFAULT_BLOCK_TOKENS, KvEventIndex
+from dovetail.routing.kv_service import MissingKvExtra, create_kv_service
 from dovetail.routing.membership import (
     DnsName,
     ReplicaMembership,
@@ -38,13 +42,16 @@ from dovetail.routing.membership import (
 )
 from dovetail.routing.policy import POLICIES
 from dovetail.routing.pool import ReplicaPool
-from dovetail.routing.prefix_index import DEFAULT_CAPACITY_TOKENS, LocalIndex
+from dovetail.routing.prefix_index import DEFAULT_CAPACITY_TOKENS, LocalIndex, PrefixIndex
 from dovetail.routing.router import Router
+from dovetail.routing.session_admission import SessionAdmission
+from dovetail.routing.session_turns import SchedulingLimits
 from dovetail.settings.config import Config
 from dovetail_model import DovetailError, EngineUnavailable
 
 #: The engine of worker processes, which another process of the server runs.
 HOSTED_ENGINE = "dovetail.engines.hosted:create"
+KV_EVENT_ENGINES = ("vllm", "sglang")
 POLL_INTERVAL_SECONDS = 2.0  # between two attempts to reach an engine
 
 _log = logging.getLogger(__name__)
@@ -176,27 +183,77 @@ def create_pool(
         options=_engine_options(config, name),
     )
     router = Router(POLICIES[config.routing_policy], consistent=config.workers > 1)
-    index = LocalIndex(_cache_tokens(config))
+    index = _create_index(config, name)
+    sessions = create_session_admission(config)
     if remote is None:
         engines = [create_engine(name, setup) for _ in range(max(1, config.replicas))]
-        return ReplicaPool(engines, router=router, index=index)
+        return ReplicaPool(engines, router=router, index=index, sessions=sessions)
 
     def create(url: str) -> TokenEngine:
         endpoint = _parse_endpoint(url, config.engine_api_key)
         return create_engine(name, replace(setup, endpoint=endpoint))
 
     pool = ReplicaPool(
-        [create(url) for url in remote.urls], router=router, index=index, urls=remote.urls
+        [create(url) for url in remote.urls],
+        router=router,
+        index=index,
+        urls=remote.urls,
+        sessions=sessions,
     )
     pool.membership = ReplicaMembership(pool, create, remote.sources, is_shared=config.workers > 1)
     return pool
+
+
+def create_session_admission(config: Config) -> SessionAdmission | None:
+    """Create what schedules the sessions of a model; None if that is off.
+
+    Raises `ValueError` if the setting cannot have the effect that it promises.
+    """
+    if config.session_scheduling == "off":
+        return None
+    if config.workers > 1:
+        raise ValueError(
+            "--session-scheduling auto requires --workers 1: worker processes do not know each "
+            "other's sessions"
+        )
+    blocks = None if config.kv_blocks is None else _cache_tokens(config)
+    limits = SchedulingLimits(max_wait_seconds=config.session_max_wait)
+    return SessionAdmission(config.kv_tokens or blocks, limits)
 
 
 def _cache_tokens(config: Config) -> int:
     """Return how many tokens the KV cache of a replica holds, as far as the settings define it."""
     if config.kv_blocks is None:
         return DEFAULT_CAPACITY_TOKENS
-    return config.kv_blocks * config.kv_block_size
+    return config.kv_blocks * (config.kv_block_size or DEFAULT_BLOCK_TOKENS)
+
+
+def _create_index(config: Config, name: str) -> PrefixIndex:
+    """Create the index of KV events if the settings have their addresses."""
+    if not config.kv_events:
+        if config.kv_events_replay:
+            raise EngineSetupError("--kv-events-replay requires --kv-events")
+        return LocalIndex(_cache_tokens(config))
+    if name not in KV_EVENT_ENGINES or not config.has_remote_url:
+        raise EngineSetupError(
+            f"--kv-events requires --engine {' or '.join(KV_EVENT_ENGINES)} with --engine-url, "
+            f"got {name!r}"
+        )
+    try:
+        addresses = KvEventAddresses(config.kv_events, config.kv_events_replay)
+        service = create_kv_service()
+    except (ValueError, MissingKvExtra) as error:
+        raise EngineSetupError(str(error)) from error
+    if addresses.is_auto and name != "sglang":
+        raise EngineSetupError("--kv-events auto requires --engine sglang: vLLM reports no address")
+    return KvEventIndex(
+        service,
+        addresses,
+        lambda url: fetch_kv_cache_info(name, _parse_endpoint(url, config.engine_api_key)),
+        block_tokens=config.kv_block_size,
+        capacity_tokens=_cache_tokens(config),
+        has_salts=name == "vllm",
+    )
 
 
 def adapter_names(config: Config) -> tuple[str, ...]:

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from dovetail.settings.definition import model_setting as _model_setting
 from dovetail.settings.definition import setting as _setting
+from dovetail.settings.scheduling_config import SchedulingConfig
 from dovetail.settings.usage_config import UsageConfig
 from dovetail_model import ReasoningRetention
 
 
 # ruff: noqa: RUF009
 @dataclass(frozen=True)
-class Config(UsageConfig):
+class Config(UsageConfig, SchedulingConfig):
     """The settings of one server."""
 
     # Models
@@ -91,19 +92,6 @@ class Config(UsageConfig):
         (),
         "Served models that get the requests of this one while none of its replicas is available, "
         "in this order.",
-    )
-    routing_policy: Literal["kv", "session", "least-loaded", "round-robin"] = _model_setting(
-        "kv",
-        "How requests are assigned to replicas: kv (the session's home first, then cached prefix "
-        "and load), session (the session's home, then load), least-loaded or round-robin.",
-    )
-    kv_block_size: int = _model_setting(
-        16, "Tokens per block of the replicas' KV caches, as their engine is configured."
-    )
-    kv_blocks: int | None = _model_setting(
-        None,
-        "Blocks of each replica's KV cache, as its engine reports at startup (default: as many as "
-        "hold a million tokens).",
     )
     migration_limit: int = _model_setting(
         3, "How many times a response may be continued on another replica after its replica failed."

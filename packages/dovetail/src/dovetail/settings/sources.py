@@ -29,7 +29,7 @@ _URL_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 _MAX_NUMBER = 1e18
 _MIN_VALUES: Mapping[str, int] = {
     "context_length": 1, "drain_timeout": 0, "engine_wait": 0, "http_port": 0, "max_body_bytes": 1,
-    "kv_block_size": 1, "kv_blocks": 1,
+    "kv_block_size": 1, "kv_blocks": 1, "kv_tokens": 1, "session_max_wait": 0,
     "max_blocks": 1, "max_concurrent_per_key": 1, "max_concurrent_requests": 1, "max_held_bytes": 1,
     "max_server_tool_turns": 1, "server_tool_timeout": 1,
     "max_messages": 1, "max_tool_bytes": 1, "max_tools": 0,

@@ -1,0 +1,76 @@
+"""Describe turns to the session scheduling of a pool, and report how they ended."""
+
+import secrets
+
+from dovetail.pipeline.generation import Generation
+from dovetail.pipeline.preparation import PreparedRequest
+from dovetail.pipeline.registry import TokenModel
+from dovetail.pipeline.session_keys import cache_salt, session_key
+from dovetail.routing.session_admission import SessionAdmission, SessionTurn, TurnProfile
+from dovetail.routing.session_turns import TurnEnd
+from dovetail.routing.tool_times import tool_time_key
+from dovetail_model import FinishReason, Hints, ToolCallBlock
+
+MAX_TOOL_KEYS = 16
+#: Turns of sessions without a name are scheduled one by one.
+ANONYMOUS_PREFIX = "request:"
+_STRICT_FACTOR, _PRIORITY_FACTOR = 1 << 40, 1 << 10
+_SENSITIVITY_STEPS, _MAX_SENSITIVITY = 100, _PRIORITY_FACTOR - 1
+
+
+def begin_turn(
+    sessions: SessionAdmission, entry: TokenModel, prepared: PreparedRequest
+) -> SessionTurn:
+    """Return the turn of a request. Subagents with another head have sessions of their own."""
+    request, head = prepared.request, prepared.prompt.head
+    session = session_key(prepared) or f"{ANONYMOUS_PREFIX}{secrets.token_hex(8)}"
+    digest = (head.system + head.tools + head.switches).hex()
+    return sessions.begin_turn(
+        TurnProfile(
+            session=session,
+            branch=f"{session}#{digest[:8]}",
+            tenant=request.identity.tenant,
+            head=f"{entry.adapter or ''}/{cache_salt(request) or ''}/{digest}",
+            urgency=urgency(request.hints),
+            background=is_background(request.hints),
+        )
+    )
+
+
+def end_turn(
+    turn: SessionTurn,
+    prepared: PreparedRequest,
+    generation: Generation,
+    finish: FinishReason | None,
+) -> None:
+    """Report the end of a turn: the tools that the client runs now, or that it failed."""
+    if finish is None:
+        turn.cancel(release=True)  # the client disconnected, or the turn failed
+        return
+    calls = [one for one in generation.message().blocks if isinstance(one, ToolCallBlock)]
+    turn.finish(
+        TurnEnd(
+            context_tokens=len(prepared.prompt.ids) + len(generation.ids),
+            tool_keys=tuple(
+                tool_time_key(call.name, call.arguments) for call in calls[:MAX_TOOL_KEYS]
+            ),
+            waits_for_user=not calls,
+        )
+    )
+    if prepared.request.identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
+        turn.cancel(release=True)
+
+
+def urgency(hints: Hints) -> int:
+    """Return one number for strict priority, priority and latency sensitivity, in this order."""
+    sensitivity = round((hints.latency_sensitivity or 0.0) * _SENSITIVITY_STEPS)
+    return (
+        (hints.strict_priority or 0) * _STRICT_FACTOR
+        + (hints.priority or 0) * _PRIORITY_FACTOR
+        + max(0, min(sensitivity, _MAX_SENSITIVITY))
+    )
+
+
+def is_background(hints: Hints) -> bool:
+    """Return whether no client waits for the response: its latency does not matter."""
+    return hints.latency_sensitivity is not None and hints.latency_sensitivity <= 0

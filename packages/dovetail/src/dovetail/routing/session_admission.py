@@ -1,0 +1,310 @@
+"""Let turns wait while more sessions are active than fit into the KV caches of the replicas.
+
+`SessionScheduler` decides; this module waits. Each replica has a scheduler of its own, because a
+session returns to the replica that has its prefix cached. A turn waits after its replica was
+selected and before its first engine request, never inside the turn.
+"""
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
+from dovetail.engines.llamacpp.capacity import common_prefix_length
+from dovetail.routing.session_queue import SessionQueue
+from dovetail.routing.session_scheduler import SessionScheduler
+from dovetail.routing.session_turns import (
+    SchedulingLimits,
+    SessionState,
+    Turn,
+    TurnArrival,
+    TurnEnd,
+)
+from dovetail.routing.tool_times import ToolTimes
+from dovetail.storage.lru import LruCache
+from dovetail.telemetry.distribution import Distribution
+
+#: The expected output of turns without a prediction, until outputs were observed.
+INITIAL_OUTPUT_TOKENS = 256.0
+OUTPUT_SMOOTHING = 0.05
+#: Shorter prefills do not show how fast the engine prefills.
+MIN_PREFILL_TOKENS = 128
+PREFILL_SMOOTHING = 0.2
+MAX_SESSIONS = 1 << 16
+MAX_HEADS = 128
+MAX_HEAD_TOKENS = 1 << 15
+DURATION_BUCKETS_SECONDS = (
+    *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0),
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnProfile:
+    """What scheduling must know of a turn, in addition to its engine request.
+
+    `session`: the session that the client named, or that its history identifies.
+    `branch`: the conversation within the session: a subagent with another system text or other
+    tools has one of its own.
+    `head`: identifies the system text and the tools, within the part of the cache that the tenant
+    uses.
+    `urgency`: a higher value is admitted first.
+    `background`: no client waits for the response.
+    """
+
+    session: str
+    branch: str
+    tenant: str
+    head: str
+    urgency: int = 0
+    background: bool = False
+
+
+@dataclass(slots=True)
+class _Head:
+    """The beginning of the prompt of one session, and what another session shares with it."""
+
+    session: str
+    ids: "array[int]"
+    shared_tokens: int = 0
+
+
+class SharedHeads:
+    """The heads of recent prompts. Sessions with the same system text and tools share one."""
+
+    def __init__(self) -> None:
+        self._heads: LruCache[str, _Head] = LruCache(MAX_HEADS)
+
+    def measure(self, head: str, session: str, prompt: "array[int]") -> int:
+        """Return how many leading tokens of a prompt other sessions with this head have as well."""
+        known = self._heads.get(head)
+        if known is None:
+            self._heads.put(head, _Head(session, prompt[:MAX_HEAD_TOKENS]))
+            return 0
+        if known.session != session:
+            known.shared_tokens = common_prefix_length(known.ids, prompt)
+        return min(known.shared_tokens, len(prompt))
+
+
+class SchedulingStats:
+    """Distributions for the metrics.
+
+    `waits`: the waiting times of the turns that ran, with 0 for those that did not wait.
+    `predicted`, `actual`: the time between two turns of a session, where it was predicted.
+    """
+
+    def __init__(self) -> None:
+        self.waits = Distribution(DURATION_BUCKETS_SECONDS)
+        self.predicted = Distribution(DURATION_BUCKETS_SECONDS)
+        self.actual = Distribution(DURATION_BUCKETS_SECONDS)
+
+
+class SessionAdmission:
+    """Schedules the sessions of a pool.
+
+    `kv_tokens`: the capacity of each replica's KV cache; None to use what the engine reports.
+    """
+
+    def __init__(
+        self, kv_tokens: int | None = None, limits: SchedulingLimits | None = None
+    ) -> None:
+        self._kv_tokens = kv_tokens
+        self._limits = limits or SchedulingLimits()
+        self._tool_times = ToolTimes()
+        self._queues: dict[int, SessionQueue] = {}
+        self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
+        self._prefill_seconds = 1.0 / self._limits.prefill_tokens_per_second
+        self._average_output = INITIAL_OUTPUT_TOKENS
+        self.heads = SharedHeads()
+        self.stats = SchedulingStats()
+
+    def add_replica(self, index: int, engine: str, reported_tokens: int | None) -> None:
+        """Schedule the sessions of a replica, or continue after its engine was restarted."""
+        capacity = self._kv_tokens or reported_tokens
+        fields: dict[str, object] = {"engine": engine, "replica": index}
+        if capacity is None:
+            remedy = "set --kv-tokens to the capacity of its KV cache in tokens"
+            fields |= {"reason": "the engine does not report its KV cache", "remedy": remedy}
+            _log.warning("session_scheduling_disabled", extra={"fields": fields})
+        else:
+            fields["capacity_tokens"] = capacity
+            _log.info("session_scheduling_enabled", extra={"fields": fields})
+        queue = self._queues.get(index)
+        if queue is None:
+            scheduler = SessionScheduler(capacity, self._limits, self._tool_times)
+            self._queues[index] = SessionQueue(scheduler, index, self.stats)
+        else:
+            queue.restart(capacity)
+
+    def fail_replica(self, index: int) -> None:
+        """Let the turns that wait for a failed replica select another one."""
+        if index in self._queues:
+            self._queues[index].fail()
+
+    def remove_replica(self, index: int) -> None:
+        queue = self._queues.pop(index, None)
+        if queue is not None:
+            queue.fail()
+
+    def stop(self) -> None:
+        for queue in self._queues.values():
+            queue.stop()
+
+    def queue(self, index: int) -> SessionQueue | None:
+        """Return the queue of a replica; None if it was removed."""
+        return self._queues.get(index)
+
+    def has_waiting_turns(self, index: int) -> bool:
+        """Return whether turns wait for a replica."""
+        queue = self._queues.get(index)
+        return queue is not None and queue.scheduler.waiting_turns > 0
+
+    def schedulers(self) -> Iterator[tuple[int, SessionScheduler]]:
+        for index, queue in self._queues.items():
+            yield index, queue.scheduler
+
+    def sessions(self) -> Iterator[tuple[int, SessionState]]:
+        """Yield the replica and the state of each session."""
+        for index, scheduler in self.schedulers():
+            for state in scheduler.sessions(asyncio.get_running_loop().time()):
+                yield index, state
+
+    def begin_turn(self, profile: TurnProfile) -> "SessionTurn":
+        """Return a turn that has not been sent to a replica."""
+        branches = self._branches.get(profile.session)
+        if branches is None:
+            self._branches.put(profile.session, {profile.branch})
+        else:
+            branches.add(profile.branch)
+        return SessionTurn(self, profile)
+
+    def release_session(self, session: str) -> None:
+        """Free the places of a session that has ended, with all its conversations."""
+        for branch in self._branches.pop(session) or ():
+            for queue in self._queues.values():
+                queue.release(branch)
+
+    def release_branch(self, profile: TurnProfile) -> None:
+        """Free the places of one conversation."""
+        branches = self._branches.get(profile.session)
+        if branches is not None:
+            branches.discard(profile.branch)
+            if not branches:
+                self._branches.pop(profile.session)
+        for queue in self._queues.values():
+            queue.release(profile.branch)
+
+    def expected_output_tokens(self, request: EngineRequest) -> int:
+        """Return the tokens to reserve for the output: the client's prediction, or the average."""
+        expected = request.expected_tokens
+        tokens = round(self._average_output) if expected is None else expected
+        return min(tokens, request.max_tokens)
+
+    def observe_output(self, tokens: int) -> None:
+        self._average_output += OUTPUT_SMOOTHING * (tokens - self._average_output)
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        """Learn how fast the engine prefills, which decides how long places are held."""
+        if tokens < MIN_PREFILL_TOKENS or seconds <= 0:
+            return
+        self._prefill_seconds += PREFILL_SMOOTHING * (seconds / tokens - self._prefill_seconds)
+        self._limits = replace(self._limits, prefill_tokens_per_second=1.0 / self._prefill_seconds)
+        for queue in self._queues.values():
+            queue.scheduler.limits = self._limits
+
+
+class SessionTurn:
+    """One turn of a session: it waits, runs in one or more engine requests, and ends."""
+
+    __slots__ = ("_admission", "_arrived_at", "_output_start", "_queue", "_turn", "profile")
+
+    def __init__(self, admission: SessionAdmission, profile: TurnProfile) -> None:
+        self._admission = admission
+        self.profile = profile
+        self._queue: SessionQueue | None = None
+        self._turn: Turn | None = None
+        self._arrived_at: float | None = None  # when it first arrived at a replica
+        self._output_start = 0  # the length of the first prompt
+
+    async def enter(self, replica: int, request: EngineRequest) -> bool:
+        """Wait until the turn may run on a replica.
+
+        Returns at once if the turn already runs there. A turn that was migrated does not wait.
+        Returns False if the replica failed or was removed while the turn waited.
+        """
+        queue = self._admission.queue(replica)
+        if queue is None:
+            return True  # it was removed, and serves its last requests
+        if self._turn is not None and self._queue is queue:
+            return True
+        is_started = self._turn is not None
+        self._leave()
+        now = asyncio.get_running_loop().time()
+        if self._arrived_at is None:
+            self._arrived_at, self._output_start = now, len(request.prompt)
+        turn = queue.arrive(self._arrival(request), self._arrived_at, is_started=is_started)
+        self._queue, self._turn = queue, turn
+        if await queue.wait(turn):
+            return True
+        self._leave()
+        return False
+
+    def measure_prefill(self, request: EngineRequest, sink: TokenSink) -> TokenSink:
+        """Return a sink that measures the prefill of a request."""
+        return _PrefillMeter(self._admission, len(request.prompt), sink)
+
+    def finish(self, end: TurnEnd) -> None:
+        """End a turn that is complete."""
+        if self._turn is not None and self._queue is not None:
+            self._admission.observe_output(end.context_tokens - self._output_start)
+            self._queue.finish(self._turn, end)
+            self._turn = None
+
+    def cancel(self, *, release: bool) -> None:
+        """End a turn that failed or was cancelled. `release`: its session gives up its place."""
+        self._leave()
+        if release:
+            self._admission.release_branch(self.profile)
+
+    def _leave(self) -> None:
+        if self._turn is not None and self._queue is not None:
+            self._queue.cancel(self._turn)
+        self._turn = None
+
+    def _arrival(self, request: EngineRequest) -> TurnArrival:
+        profile, admission = self.profile, self._admission
+        return TurnArrival(
+            session=profile.branch,
+            prompt_tokens=len(request.prompt),
+            tenant=profile.tenant,
+            head=profile.head,
+            shared_tokens=admission.heads.measure(profile.head, profile.branch, request.prompt),
+            expected_output_tokens=admission.expected_output_tokens(request),
+            priority=profile.urgency,
+            background=profile.background,
+        )
+
+
+class _PrefillMeter:
+    """Forwards deltas to another sink, and reports the time until the first one."""
+
+    __slots__ = ("_admission", "_prompt_tokens", "_push", "_started_at", "drain")
+
+    def __init__(self, admission: SessionAdmission, prompt_tokens: int, sink: TokenSink) -> None:
+        self._admission = admission
+        self._prompt_tokens = prompt_tokens
+        self._push = sink.push
+        self.drain = sink.drain
+        self._started_at: float | None = asyncio.get_running_loop().time()
+
+    def push(self, delta: TokenDelta) -> bool:
+        if self._started_at is not None:
+            if delta.cached is not None:
+                seconds = asyncio.get_running_loop().time() - self._started_at
+                self._admission.observe_prefill(self._prompt_tokens - delta.cached, seconds)
+            self._started_at = None
+        return self._push(delta)

@@ -1,0 +1,168 @@
+"""The places of sessions in the KV cache of one replica.
+
+A place is the space that a session's prefix occupies. Heads that several sessions share are counted
+once. The engine evicts the least recently used blocks, so the sessions between turns are kept in
+that order.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from dovetail.routing.session_turns import TurnArrival
+from dovetail.routing.tool_times import ToolTimeKey
+
+
+class PlacedSession:
+    """A session that the scheduler knows.
+
+    `first_seen`: when its first turn arrived.
+    `tokens`: the size of its place without the head; 0 without a place.
+    `placement`: the order in which it got its place; None without one.
+    `running`, `waiting`: the number of its turns in these states.
+    `is_ended`: it was released while a turn was running.
+    `idle_since`: the end of its last turn; None if it has a turn.
+    `hold_until`: the time until which others must not take the place.
+    `tool_keys`, `predicted_seconds`: the tools that it runs, and their predicted time.
+    """
+
+    __slots__ = (
+        "first_seen",
+        "head",
+        "hold_until",
+        "idle_since",
+        "is_ended",
+        "key",
+        "placement",
+        "predicted_seconds",
+        "running",
+        "tenant",
+        "tokens",
+        "tool_keys",
+        "waiting",
+    )
+
+    def __init__(self, key: str, tenant: str, now: float) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.first_seen = now
+        self.head: str | None = None
+        self.tokens = 0
+        self.placement: int | None = None
+        self.running = 0
+        self.waiting = 0
+        self.is_ended = False
+        self.idle_since: float | None = None
+        self.hold_until = 0.0
+        self.tool_keys: tuple[ToolTimeKey, ...] = ()
+        self.predicted_seconds: float | None = None
+
+
+class _Head:
+    __slots__ = ("references", "tokens")
+
+    def __init__(self) -> None:
+        self.references = 0
+        self.tokens = 0
+
+
+class SessionPlaces:
+    """Who occupies the KV cache.
+
+    `used`: the tokens of all places, with each head once.
+    `tenants`: the tokens of the places of each tenant, without heads.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.tenants: dict[str, int] = {}
+        self._heads: dict[str, _Head] = {}
+        self._parked: OrderedDict[str, PlacedSession] = OrderedDict()
+        self._placements = count()
+
+    def parked(self) -> Iterator[PlacedSession]:
+        """Iterate over the sessions with a place and no running turn, least recently used first."""
+        return iter(self._parked.values())
+
+    def tokens_needed(self, session: PlacedSession, arrival: TurnArrival) -> int:
+        """Return the tokens that a turn needs in addition to its session's place."""
+        head = self._heads.get(arrival.head) if arrival.head is not None else None
+        missing = max(0, arrival.head_tokens - (head.tokens if head is not None else 0))
+        return max(0, arrival.own_tokens - session.tokens) + missing
+
+    def occupy(self, session: PlacedSession, arrival: TurnArrival) -> None:
+        """Give a session the place that its turn needs."""
+        self._parked.pop(session.key, None)
+        if session.placement is not None and session.head != arrival.head:
+            self._release_head(session.head)
+        if session.placement is None or session.head != arrival.head:
+            self._refer_head(arrival.head)
+        if arrival.head is not None:
+            head = self._heads[arrival.head]
+            self.used += max(0, arrival.head_tokens - head.tokens)
+            head.tokens = max(arrival.head_tokens, head.tokens)
+        if session.placement is None:
+            session.placement = next(self._placements)
+        session.head = arrival.head
+        self._resize(session, max(session.tokens, arrival.own_tokens))
+
+    def park(self, session: PlacedSession, context_tokens: int) -> None:
+        """Keep the place of a session whose last running turn has finished."""
+        head = self._heads[session.head].tokens if session.head is not None else 0
+        self._resize(session, max(0, context_tokens - head))
+        self._parked[session.key] = session
+        self._parked.move_to_end(session.key)
+
+    def leave(self, session: PlacedSession) -> None:
+        """Take a session's place away."""
+        if session.placement is None:
+            return
+        self._parked.pop(session.key, None)
+        self._resize(session, 0)
+        self._release_head(session.head)
+        session.placement = None
+        session.head = None
+
+    def select(
+        self, candidates: Iterable[PlacedSession], tokens: int, retained_head: str | None
+    ) -> list[PlacedSession] | None:
+        """Return the first candidates whose places have so many tokens; None if all have fewer.
+
+        `retained_head`: a head that stays in use when its last session leaves.
+        """
+        selected: list[PlacedSession] = []
+        references: Counter[str] = Counter()
+        for session in candidates:
+            if tokens <= 0:
+                break
+            selected.append(session)
+            tokens -= session.tokens
+            if session.head is not None and session.head != retained_head:
+                references[session.head] += 1
+                head = self._heads[session.head]
+                if references[session.head] == head.references:
+                    tokens -= head.tokens
+        return selected if tokens <= 0 else None
+
+    def _resize(self, session: PlacedSession, tokens: int) -> None:
+        change = tokens - session.tokens
+        session.tokens = tokens
+        self.used += change
+        share = self.tenants.get(session.tenant, 0) + change
+        if share:
+            self.tenants[session.tenant] = share
+        else:
+            self.tenants.pop(session.tenant, None)
+
+    def _refer_head(self, key: str | None) -> None:
+        if key is not None:
+            self._heads.setdefault(key, _Head()).references += 1
+
+    def _release_head(self, key: str | None) -> None:
+        if key is None:
+            return
+        head = self._heads[key]
+        head.references -= 1
+        if not head.references:
+            self.used -= head.tokens
+            del self._heads[key]

@@ -1,0 +1,346 @@
+"""Schedule sessions instead of requests while the KV cache of a replica is short.
+
+If more sessions are active than fit into the KV cache, each turn evicts the prefix of another
+session and prefills its own again. The scheduler admits only as many sessions as fit; the others
+wait before a turn, never inside one. A session keeps its place between turns while it is expected
+back soon. A session without a place runs at the latest after `max_wait_seconds`.
+
+The scheduler is a pure state machine. It neither waits nor reads a clock: call `admit` after each
+change and at `next_deadline`, and send the turns that it returns to the engine.
+"""
+
+from collections.abc import Iterator
+from itertools import count, takewhile
+from math import inf
+
+from dovetail.routing.session_places import PlacedSession, SessionPlaces
+from dovetail.routing.session_turns import (
+    SchedulerCounters,
+    SchedulingLimits,
+    SessionState,
+    SessionStatus,
+    Turn,
+    TurnArrival,
+    TurnEnd,
+)
+from dovetail.routing.tool_times import ToolTimes
+
+#: Sessions without a place are deleted when there are more than this.
+MAX_KNOWN_SESSIONS = 10_000
+#: A place is held this much longer than the quantile of the expected return.
+HOLD_QUANTILE, HOLD_MARGIN_FACTOR, HOLD_MARGIN_SECONDS = 0.95, 1.5, 1.0
+#: Turns of tenants below their share take places after this part of `rotation_seconds`.
+FAIR_ROTATION_PART = 0.25
+
+_Rank = tuple[float, ...]
+
+
+class SessionScheduler:
+    """Admits the turns of sessions to one replica.
+
+    `capacity_tokens`: the KV cache of the replica; None if it is not known: all turns run at once.
+    `tool_times`: the learned durations, which the schedulers of several replicas may share.
+    """
+
+    def __init__(
+        self,
+        capacity_tokens: int | None,
+        limits: SchedulingLimits | None = None,
+        tool_times: ToolTimes | None = None,
+    ) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.limits = limits or SchedulingLimits()
+        self.tool_times = tool_times or ToolTimes()
+        self.counters = SchedulerCounters()
+        self.running_turns = 0
+        self._places = SessionPlaces()
+        self._sessions: dict[str, PlacedSession] = {}
+        self._waiting: dict[int, Turn] = {}
+        self._numbers = count()
+
+    @property
+    def used_tokens(self) -> int:
+        """The tokens of all places. More than the capacity after turns that were forced."""
+        return self._places.used
+
+    @property
+    def waiting_turns(self) -> int:
+        return len(self._waiting)
+
+    def arrive(self, arrival: TurnArrival, now: float, *, is_started: bool = False) -> Turn:
+        """Add a turn. It runs if no turn waits and there is room; otherwise it waits.
+
+        `is_started`: it has begun on another replica, and continues here without waiting.
+        """
+        session = self._find_session(arrival, now)
+        turn = Turn(arrival, next(self._numbers), now)
+        if session.idle_since is not None:
+            turn.predicted_seconds = session.predicted_seconds
+            turn.actual_seconds = now - session.idle_since
+            self.tool_times.observe(session.tool_keys, turn.actual_seconds, now)
+            session.idle_since = None
+        session.waiting += 1
+        session.hold_until = inf  # the place is kept while the turn waits
+        if is_started:
+            self._try_admit(turn, now, is_forced=True)
+        elif self._waiting or not self._try_admit(turn, now):
+            self._waiting[turn.number] = turn
+        return turn
+
+    def admit(self, now: float) -> list[Turn]:
+        """Admit the waiting turns for which there is room, and return them."""
+        admitted: list[Turn] = []
+        smallest_rejected = inf
+        for turn in sorted(self._waiting.values(), key=lambda one: self._rank(one, now)):
+            session = self._sessions[turn.arrival.session]
+            is_cold, is_overdue = session.placement is None, self._is_overdue(turn, now)
+            needed = self._places.tokens_needed(session, turn.arrival)
+            if is_cold and not is_overdue and needed >= smallest_rejected:
+                continue
+            if self._try_admit(turn, now):
+                del self._waiting[turn.number]
+                admitted.append(turn)
+            elif is_overdue:
+                break  # what becomes free is for this turn, however small the others are
+            elif is_cold:
+                smallest_rejected = min(needed, smallest_rejected)
+        return admitted
+
+    def finish(self, turn: Turn, end: TurnEnd, now: float) -> None:
+        """Record the end of a running turn. Its session keeps its place or gives it up."""
+        session = self._stop_turn(turn)
+        if session.running:
+            return
+        session.idle_since = now
+        session.tool_keys = end.tool_keys
+        hold_seconds, session.predicted_seconds = self._predict_hold(end, now)
+        self._park(session, end.context_tokens, now + hold_seconds)
+
+    def cancel(self, turn: Turn, now: float) -> None:
+        """Remove a turn that waits, or record that a running one was interrupted."""
+        if turn.state == "waiting":
+            turn.state = "finished"
+            del self._waiting[turn.number]
+            session = self._sessions[turn.arrival.session]
+            session.waiting -= 1
+            if not session.waiting and not session.running:
+                session.hold_until = now
+        elif turn.state == "running":
+            session = self._stop_turn(turn)
+            if not session.running:
+                self._park(session, turn.arrival.prompt_tokens, now)
+
+    def release(self, session: str, now: float) -> None:
+        """Free the place of a session that has ended, or that has a running turn, after it."""
+        known = self._sessions.get(session)
+        if known is None:
+            return
+        known.is_ended = True
+        known.idle_since = None
+        if not known.running:
+            self._places.leave(known)
+            if not known.waiting:
+                del self._sessions[session]
+
+    def set_capacity(self, tokens: int | None, now: float) -> None:
+        """Change the capacity. Running turns continue; places are taken as turns need them."""
+        self.capacity_tokens = tokens
+
+    def reset(self, now: float) -> None:
+        """Record that the engine was restarted: its KV cache is empty."""
+        for session in list(self._places.parked()):
+            self._places.leave(session)
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return the next time at which `admit` has to be called without any other change."""
+        if not self._waiting:
+            return None
+        limits = self.limits
+        times = [turn.arrived_at + limits.max_wait_seconds for turn in self._waiting.values()]
+        for turn in self._waiting.values():
+            times.append(turn.arrived_at + limits.rotation_seconds)
+            times.append(turn.arrived_at + limits.rotation_seconds * FAIR_ROTATION_PART)
+        times += (session.hold_until for session in self._places.parked())
+        return min((time for time in times if now < time < inf), default=None)
+
+    def sessions(self, now: float) -> list[SessionState]:
+        """Return the known sessions."""
+        waiting = {turn.arrival.session: turn.arrived_at for turn in self._waiting.values()}
+        states: list[SessionState] = []
+        for session in self._sessions.values():
+            arrived = waiting.get(session.key)
+            is_held = session.placement is not None and now < session.hold_until < inf
+            states.append(
+                SessionState(
+                    session.key,
+                    session.tenant,
+                    _status(session, is_held),
+                    session.tokens,
+                    None if arrived is None else now - arrived,
+                    session.hold_until - now if is_held and not session.running else None,
+                )
+            )
+        return states
+
+    def _find_session(self, arrival: TurnArrival, now: float) -> PlacedSession:
+        session = self._sessions.get(arrival.session)
+        if session is None:
+            session = PlacedSession(arrival.session, arrival.tenant, now)
+            self._sessions[arrival.session] = session
+            if len(self._sessions) > MAX_KNOWN_SESSIONS:
+                self._delete_sessions()
+        session.is_ended = False
+        return session
+
+    def _delete_sessions(self) -> None:
+        """Delete the older half of the sessions between turns."""
+        idle = [one for one in self._sessions.values() if not one.running and not one.waiting]
+        idle.sort(key=lambda one: one.idle_since or 0.0)
+        for session in idle[: len(idle) // 2]:
+            self._places.leave(session)
+            del self._sessions[session.key]
+
+    def _rank(self, turn: Turn, now: float) -> _Rank:
+        """Return the sort key of a waiting turn: the lowest is admitted first."""
+        if self._is_overdue(turn, now):
+            return (0, turn.arrived_at, turn.number)
+        arrival = turn.arrival
+        session = self._sessions[arrival.session]
+        is_cold = session.placement is None and 2 * arrival.cached_tokens < arrival.prompt_tokens
+        share = self._places.tenants.get(session.tenant, 0) if is_cold else 0
+        order = (is_cold, share, session.first_seen, turn.number)
+        return (1, -arrival.priority, arrival.background, *order)
+
+    def _is_overdue(self, turn: Turn, now: float) -> bool:
+        """Return whether a turn has waited so long that it may take the place of a session."""
+        limits = self.limits
+        limit = min(limits.rotation_seconds, limits.max_wait_seconds)
+        if self._is_below_share(turn.arrival.tenant):
+            limit *= FAIR_ROTATION_PART
+        return now >= turn.arrived_at + limit
+
+    def _is_below_share(self, tenant: str) -> bool:
+        """Return whether a tenant has less than half of its share, and others have more."""
+        tenants = self._places.tenants
+        count = len(tenants) + (tenant not in tenants)
+        capacity = self.capacity_tokens or 0
+        return count > 1 and tenants.get(tenant, 0) * count * 2 < capacity
+
+    def _try_admit(self, turn: Turn, now: float, *, is_forced: bool = False) -> bool:
+        """Start a turn if there is room, taking the places of others where that is allowed."""
+        arrival = turn.arrival
+        session = self._sessions[arrival.session]
+        if self.capacity_tokens is not None and not self._make_room(turn, session, now):
+            if not is_forced and now < turn.arrived_at + self.limits.max_wait_seconds:
+                return False
+            turn.is_forced = True
+        self._places.occupy(session, arrival)
+        session.waiting -= 1
+        session.running += 1
+        turn.state = "running"
+        turn.started_at = now
+        self.running_turns += 1
+        self._count(turn, now)
+        return True
+
+    def _count(self, turn: Turn, now: float) -> None:
+        counters = self.counters
+        counters.admitted += 1
+        counters.delayed += now > turn.arrived_at
+        counters.forced += turn.is_forced
+        counters.waited_seconds += now - turn.arrived_at
+
+    def _make_room(self, turn: Turn, session: PlacedSession, now: float) -> bool:
+        """Take the places that a turn needs. Return whether it may run."""
+        places = self._places
+        needed = places.tokens_needed(session, turn.arrival)
+        capacity = self.capacity_tokens or 0
+        if self._waiting and session.placement is None and not self._is_overdue(turn, now):
+            capacity -= int(capacity * self.limits.headroom)
+        missing = places.used + needed - capacity
+        if missing <= 0:
+            return True
+        victims = list(self._victims(turn, session, now))
+        selected = places.select(victims, missing, turn.arrival.head)
+        if selected is None:
+            is_alone = not self.running_turns and len(victims) == self._parked_others(session)
+            if not is_alone:
+                return False
+            selected = victims  # more than the KV cache: the session runs alone
+        for victim in selected:
+            self.counters.yielded += victim.hold_until <= now
+            self.counters.rotated += victim.hold_until > now
+            places.leave(victim)
+        return True
+
+    def _victims(self, turn: Turn, session: PlacedSession, now: float) -> Iterator[PlacedSession]:
+        """Iterate over the sessions whose places a turn may take, in the order of taking them."""
+        others = [one for one in self._places.parked() if one is not session]
+        is_cold = session.placement is None and not self._is_overdue(turn, now)
+        if is_cold and self._waiting:
+            # The engine evicts the least recently used prefix first: what is newer than a held
+            # place cannot be freed without losing that place.
+            yield from takewhile(lambda one: one.hold_until <= now, others)
+            return
+        yield from (one for one in others if one.hold_until <= now)
+        held = [one for one in others if one.hold_until > now]
+        if self._is_overdue(turn, now):
+            yield from sorted(held, key=lambda one: one.placement or 0)
+        elif not is_cold:
+            # The session has grown. The sessions that were admitted after it give way, so that
+            # the oldest one can always continue.
+            placement = session.placement or 0
+            newer = [one for one in held if (one.placement or 0) > placement]
+            yield from sorted(newer, key=lambda one: -(one.placement or 0))
+
+    def _parked_others(self, session: PlacedSession) -> int:
+        return sum(one is not session for one in self._places.parked())
+
+    def _predict_hold(self, end: TurnEnd, now: float) -> tuple[float, float | None]:
+        """Return how long a place is held after a turn, and the predicted time of the next turn.
+
+        A place that is held is lost for others; one that is given up is prefilled again. Holding it
+        is cheaper up to about the time in which the engine prefills its KV cache.
+        """
+        if end.waits_for_user:
+            return 0.0, None
+        limits = self.limits
+        seconds = (self.capacity_tokens or 0) / limits.prefill_tokens_per_second
+        longest = min(limits.hold_factor * seconds, limits.rotation_seconds)
+        if end.return_seconds is not None:
+            late = end.return_seconds > longest
+            return (0.0 if late else end.return_seconds + HOLD_MARGIN_SECONDS), end.return_seconds
+        median = self.tool_times.quantile(end.tool_keys, 0.5, now)
+        if median is None:
+            return longest, None
+        if median > longest:
+            return 0.0, median
+        upper = self.tool_times.quantile(end.tool_keys, HOLD_QUANTILE, now) or 0.0
+        return min(longest, HOLD_MARGIN_FACTOR * upper + HOLD_MARGIN_SECONDS), median
+
+    def _stop_turn(self, turn: Turn) -> PlacedSession:
+        if turn.state != "running":
+            raise ValueError(f"turn {turn.number} is {turn.state}, not running")
+        turn.state = "finished"
+        session = self._sessions[turn.arrival.session]
+        session.running -= 1
+        self.running_turns -= 1
+        return session
+
+    def _park(self, session: PlacedSession, context_tokens: int, hold_until: float) -> None:
+        """Keep the place of a session after its last running turn, unless the session has ended."""
+        if session.is_ended:
+            self._places.leave(session)
+            if not session.waiting:
+                del self._sessions[session.key]
+            return
+        session.hold_until = inf if session.waiting else hold_until
+        self._places.park(session, context_tokens)
+
+
+def _status(session: PlacedSession, is_held: bool) -> SessionStatus:
+    if session.running:
+        return "running"
+    if session.waiting:
+        return "paused"
+    return "held" if is_held else "idle"

@@ -1,0 +1,240 @@
+"""`--session-scheduling auto` in a server: waiting turns, releases, metrics, `/admin/sessions`."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from http_fixture import CALL, NAME, Reply, Stage, head, run, service, serving
+
+from dovetail.access.auth import ApiKeys
+from dovetail.engines.engine import EngineRequest, TokenDelta
+from dovetail.http.options import HttpOptions
+from dovetail.pipeline.registry import ModelRegistry
+from dovetail.pipeline.scheduled_turn import is_background, urgency
+from dovetail.routing.pool import ReplicaPool
+from dovetail.routing.session_admission import SessionAdmission
+from dovetail_model import Hints
+
+ADMIN = "admin"
+TEXT = "Hello there, all of you. " * 8  # 200 tokens: each byte is one
+CAPACITY = 500  # two such prompts do not fit
+
+
+def body(stream: bool = False, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": TEXT}]
+    return {"model": NAME, "max_tokens": 50, "messages": messages, "stream": stream, **more}
+
+
+@asynccontextmanager
+async def scheduling(
+    kv_tokens: int | None = CAPACITY, **options: Any
+) -> AsyncIterator[tuple[Stage, SessionAdmission, asyncio.Event]]:
+    """A server that schedules sessions. Its engine waits for the event before each first token."""
+    registry, engine = service(**options)
+    sessions = SessionAdmission(kv_tokens)
+    entry = next(registry.base_models())
+    scheduled = replace(entry, engine=ReplicaPool([engine], sessions=sessions))
+    registry = ModelRegistry([scheduled])
+    go_on = asyncio.Event()
+    text = CALL.replace("look_up", "bash")
+
+    async def wait_and_call(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
+        await go_on.wait()
+        ids = [*engine.tokenizer.encode(text), engine.stop_id]
+        yield TokenDelta(ids, finish="stop", cached=0)
+
+    engine.plan = wait_and_call
+    async with serving(HttpOptions(keys=ApiKeys([ADMIN])), registry=registry) as stage:
+        stage.engine = engine
+        yield stage, sessions, go_on
+
+
+async def send(stage: Stage, session: str, **headers: str) -> Reply:
+    named = {"x_dynamo_session_id": session, "x_api_key": ADMIN, **headers}
+    reply = await stage.request("POST", "/v1/messages", body(), **named)
+    assert reply.status == 200, reply.body
+    return reply
+
+
+async def wait_until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - many different conditions
+            await asyncio.sleep(0.005)
+
+
+def test_turns_that_do_not_fit_wait_and_are_shown() -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            first = asyncio.create_task(send(stage, "one"))
+            await wait_until(lambda: stage.engine.running)
+            second = asyncio.create_task(send(stage, "two"))
+            await wait_until(lambda: sessions.has_waiting_turns(0))
+            assert len(stage.engine.requests) == 1
+            listed = (await stage.request("GET", "/admin/sessions", x_api_key=ADMIN)).json
+            (model,) = listed["models"]
+            states = {one["session"].split("#")[0]: one for one in model["sessions"]}
+            assert states["one"]["status"] == "running"
+            assert states["one"]["tokens"] > len(TEXT)
+            assert states["two"]["status"] == "paused"
+            assert states["two"]["waiting_seconds"] >= 0
+            (replica,) = model["replicas"]
+            assert replica["capacity_tokens"] == CAPACITY
+            assert (replica["running_turns"], replica["waiting_turns"]) == (1, 1)
+            assert stage.metric("dovetail_sessions", model=NAME, state="running") == 1
+            assert stage.metric("dovetail_sessions", model=NAME, state="paused") == 1
+            go_on.set()
+            await asyncio.gather(first, second)
+            assert len(stage.engine.requests) == 2
+            assert stage.metric("dovetail_session_wait_seconds_count", model=NAME) == 2
+            assert stage.metric("dovetail_session_wait_seconds_sum", model=NAME) > 0
+            capacity = {"model": NAME, "replica": "0"}
+            assert stage.metric("dovetail_session_capacity_tokens", **capacity) == CAPACITY
+
+    run(scene)
+
+
+def test_returns_after_tool_calls_are_predicted() -> None:
+    async def scene() -> None:
+        async with scheduling(100_000) as (stage, _sessions, go_on):
+            go_on.set()
+            for _ in range(6):
+                await send(stage, "one")
+            # After three observations the time of `bash` is known.
+            count = stage.metric("dovetail_tool_time_actual_seconds_count", model=NAME)
+            assert count >= 1
+            assert stage.metric("dovetail_tool_time_predicted_seconds_count", model=NAME) == count
+            between = [
+                stage.metric("dovetail_sessions", model=NAME, state=state)
+                for state in ("held", "idle")
+            ]
+            assert sum(between) == 1
+
+    run(scene)
+
+
+def test_final_request_frees_the_place_at_once() -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            go_on.set()
+            await send(stage, "one")
+            assert len([*sessions.sessions()]) == 1  # it is expected back from its tool
+            await send(stage, "one", x_dynamo_session_final="true")
+            assert not [*sessions.sessions()]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["running", "waiting"])
+def test_disconnect_frees_the_place_at_once(waits: bool) -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            other = asyncio.create_task(send(stage, "other")) if waits else None
+            await wait_until(lambda: not waits or stage.engine.running)
+            _, writer = await stage.connect()
+            sent = json.dumps(body(stream=True)).encode()
+            headers = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
+            writer.write(head("POST", "/v1/messages", len(sent), headers) + sent)
+            await wait_until(lambda: len([*sessions.sessions()]) == 1 + waits)
+            writer.close()
+            await wait_until(lambda: len([*sessions.sessions()]) == waits)
+            assert not sessions.has_waiting_turns(0)
+            go_on.set()
+            if other is not None:
+                await other
+                assert len(stage.engine.requests) == 1
+
+    run(scene)
+
+
+def test_stream_of_a_waiting_turn_is_opened() -> None:
+    async def scene() -> None:
+        async with scheduling(start_timeout_seconds=0.01) as (stage, sessions, go_on):
+            first = asyncio.create_task(send(stage, "one"))
+            await wait_until(lambda: stage.engine.running)
+            client = stage.anthropic(key=ADMIN, default_headers={"x-dynamo-session-id": "two"})
+            async with client.messages.stream(**body_without_stream()) as stream:
+                opened = await anext(stream.__aiter__())
+                assert opened.type == "message_start"
+                assert sessions.has_waiting_turns(0)  # it still waits
+                go_on.set()
+                message = await stream.get_final_message()
+            assert message.stop_reason == "tool_use"
+            await first
+
+    run(scene)
+
+
+def body_without_stream() -> dict[str, Any]:
+    fields = body()
+    del fields["stream"]
+    return fields
+
+
+def test_subagents_have_sessions_of_their_own() -> None:
+    async def scene() -> None:
+        async with scheduling(100_000) as (stage, sessions, go_on):
+            go_on.set()
+            await send(stage, "one")
+            named = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
+            subagent = body(system="You search files.")
+            await stage.request("POST", "/v1/messages", subagent, **named)
+            keys = {state.session for _, state in sessions.sessions()}
+            assert len(keys) == 2
+            assert {key.split("#")[0] for key in keys} == {"one"}
+            await send(stage, "one", x_dynamo_session_final="true")
+            assert not [*sessions.sessions()]
+
+    run(scene)
+
+
+def test_sessions_of_a_server_without_scheduling_are_not_listed() -> None:
+    async def scene() -> None:
+        async with serving(HttpOptions(keys=ApiKeys([ADMIN]))) as stage:
+            reply = await stage.request("GET", "/admin/sessions", x_api_key=ADMIN)
+            assert reply.json == {"models": []}
+        async with serving() as stage:
+            assert (await stage.request("GET", "/admin/sessions")).status == 403
+
+    run(scene)
+
+
+def test_hints_order_waiting_turns() -> None:
+    ordered = [
+        Hints(strict_priority=1, priority=-5),
+        Hints(priority=2),
+        Hints(priority=1, latency_sensitivity=0.5),
+        Hints(priority=1),
+        Hints(latency_sensitivity=2.0),
+        Hints(latency_sensitivity=0.1),
+        Hints(),
+    ]
+    assert sorted(ordered, key=urgency, reverse=True) == ordered
+    assert is_background(Hints(latency_sensitivity=0.0))
+    assert not is_background(Hints(latency_sensitivity=0.1))
+    assert not is_background(Hints())
+
+
+def test_latency_sensitive_turn_runs_first() -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            first = asyncio.create_task(send(stage, "one"))
+            await wait_until(lambda: stage.engine.running)
+            tasks = [first]
+            ((_, scheduler),) = sessions.schedulers()
+            for number, sensitivity in enumerate((0.0, 0.2, 0.9)):
+                hints = {"agent_hints": {"latency_sensitivity": sensitivity}}
+                fields = body(nvext=hints)
+                headers = {"x_dynamo_session_id": f"s{number}", "x_api_key": ADMIN}
+                sent = stage.request("POST", "/v1/chat/completions", fields, **headers)
+                tasks.append(asyncio.create_task(sent))
+                await wait_until(lambda n=number: scheduler.waiting_turns == n + 1)
+            go_on.set()
+            await asyncio.gather(*tasks)
+            order = [one.session for one in stage.engine.requests]
+            assert [str(one)[-2:] for one in order[1:]] == ["s2", "s1", "s0"]
+
+    run(scene)
