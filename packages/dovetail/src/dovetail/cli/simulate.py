@@ -1,6 +1,7 @@
 """`dovetail simulate`: compare routing policies on a trace, without engines."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,13 @@ from rich.console import Console
 
 from dovetail.cli.errors import fail
 from dovetail.routing.policy import POLICIES, PolicyName
+from dovetail.routing.session_turns import SchedulingLimits
+from dovetail.simulate.agent_sessions import SessionWorkload, generate_sessions, read_sessions
 from dovetail.simulate.generator import AgentWorkload, generate_trace
-from dovetail.simulate.report import build_plot, build_table
+from dovetail.simulate.report import build_plot, build_session_table, build_table
+from dovetail.simulate.session_engine import EngineModel
+from dovetail.simulate.session_policies import create_policy
+from dovetail.simulate.session_simulation import SessionSimulation, measure_demand
 from dovetail.simulate.simulation import ReplicaModel, Simulation, ideal_hit_rate
 from dovetail.simulate.trace import RequestTrace, TraceFormatError, read_trace
 
@@ -54,12 +60,28 @@ def simulate(  # noqa: PLR0913 - each is a flag
         int, typer.Option(min=1, help="Number of generated sessions, if there is no trace.")
     ] = 60,
     seed: Annotated[int, typer.Option(help="Seed of the generated sessions.")] = 7,
+    scheduling: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare session scheduling on one replica instead of routing: a list of fcfs, "
+            "cap:N, thunder, auto and oracle, separated by commas."
+        ),
+    ] = None,
+    oversubscription: Annotated[
+        float, typer.Option(min=0.01, help="With --scheduling: demand relative to the KV cache.")
+    ] = 2.0,
     plot: Annotated[Path | None, typer.Option(help="Write a chart to this SVG file.")] = None,
 ) -> None:
     """Replay a trace on simulated replicas and print hit rate, TTFT and balance per policy.
 
     Balance is the number of prefilled tokens of the busiest replica, relative to the mean.
     """
+    if scheduling is not None:
+        workload = SessionWorkload(sessions, max(1, sessions // 4), seed=seed)
+        loaded = None if trace is None else _load_trace(trace, block_size, AgentWorkload(sessions))
+        engine = EngineModel(blocks, 64, prefill_rate, decode_ms / 1000)
+        _compare_scheduling(loaded, workload, engine, oversubscription, scheduling)
+        return
     requests = _load_trace(trace, block_size, AgentWorkload(sessions, 120 / sessions, seed=seed))
     model = ReplicaModel(blocks, prefill_rate, decode_ms / 1000, cache_output)
     names = _select_policies(policy or list(POLICIES))
@@ -76,6 +98,30 @@ def simulate(  # noqa: PLR0913 - each is a flag
             plot.write_text(build_plot(results, summary), encoding="utf-8")
         except OSError as error:
             fail("simulate", f"cannot write {plot}: {error.strerror}")
+
+
+def _compare_scheduling(
+    trace: RequestTrace | None,
+    workload: SessionWorkload,
+    engine: EngineModel,
+    oversubscription: float,
+    names: str,
+) -> None:
+    found = generate_sessions(workload) if trace is None else read_sessions(trace)
+    size = workload.block_tokens if trace is None else trace.block_tokens
+    engine = replace(engine, block_tokens=size)
+    demand = measure_demand(found, engine)
+    engine = replace(engine, blocks=max(1, int(demand / oversubscription / size)))
+    results = []
+    for name in names.split(","):
+        try:
+            policy = create_policy(name, engine, SchedulingLimits())
+        except ValueError as error:
+            fail("simulate", f"--scheduling {error}", 2)
+        results.append(SessionSimulation(found, engine, policy).run(name))
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"{len(found)} sessions, demand {demand:,}, KV cache {engine.tokens:,} tokens")
+    console.print(build_session_table(results, engine))
 
 
 def _select_policies(names: list[str]) -> list[PolicyName]:

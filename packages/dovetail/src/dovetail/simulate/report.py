@@ -5,6 +5,8 @@ from html import escape
 
 from rich.table import Table
 
+from dovetail.simulate.session_engine import EngineModel
+from dovetail.simulate.session_simulation import SessionResult
 from dovetail.simulate.simulation import SimulationResult
 
 _WIDTH, _ROW, _LEFT, _PANEL, _GAP = 900, 22, 130, 200, 60
@@ -19,6 +21,27 @@ def build_table(results: Sequence[SimulationResult]) -> Table:
         table.add_column(head, justify="right")
     for one in results:
         table.add_row(one.policy, *_cells(one))
+    return table
+
+
+def build_session_table(results: Sequence[SessionResult], model: EngineModel) -> Table:
+    """Build a table with one row per way of scheduling sessions."""
+    table = Table("scheduling", box=None, pad_edge=False)
+    heads = ("sessions/h", "makespan", "TTFT p50", "p95", "turn p50", "p95")
+    for head in (*heads, "re-prefilled", "Jain", "delayed", "over 300 s"):
+        table.add_column(head, justify="right")
+    for one in results:
+        times = (one.ttft(0.5), one.ttft(0.95), one.latency(0.5), one.latency(0.95))
+        table.add_row(
+            one.policy,
+            f"{one.sessions_per_hour:.1f}",
+            f"{one.makespan_seconds:.0f}s",
+            *(f"{seconds:.2f}s" for seconds in times),
+            f"{one.re_prefilled_tokens:,}",
+            f"{one.fairness(model):.3f}",
+            str(one.delayed_turns),
+            str(one.timeouts),
+        )
     return table
 
 
