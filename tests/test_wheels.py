@@ -22,8 +22,10 @@ def test_each_wheel_installs_alone(tmp_path: Path) -> None:
         in done.stdout
     )
     for source in ROOT.glob("packages/*/src"):
-        templates = {path.relative_to(source).as_posix() for path in source.rglob("templates/*.*")}
-        assert templates <= _packed_files(tmp_path, source)
+        tasks = source.glob("dovetail/compare/tasks/*/**/*")  # also hidden files
+        data = [path for path in (*source.rglob("templates/*.*"), *tasks) if path.is_file()]
+        names = {path.relative_to(source).as_posix() for path in data if path.suffix != ".pyc"}
+        assert names <= _packed_files(tmp_path, source)
 
 
 def _packed_files(folder: Path, source: Path) -> set[str]:

@@ -21,6 +21,7 @@ FRAGMENT_LINES = 40
 APPLICATION = "dovetail"
 ENTRY_POINTS = ("__init__", "__main__", "server_main")  # names of modules that no module imports
 REGISTERED = ("cli", "launch")  # packages whose modules are entries of a registry
+TASKS = "/compare/tasks/"  # data of `dovetail compare`
 FILE_EXPLAINS = 400
 FUNCTION_NOTED = 60
 FUNCTION_P90 = 35
@@ -43,7 +44,8 @@ def main(root: Path) -> int:
     notes: list[str] = []
     print(HEAD)
     for folder in sorted(root.glob("packages/*/src")):
-        sources = [read(path) for path in sorted(folder.rglob("*.py"))]
+        paths = (path for path in sorted(folder.rglob("*.py")) if TASKS not in path.as_posix())
+        sources = [read(path) for path in paths]
         if not sources:
             continue
         package = folder.parent.name

@@ -114,6 +114,9 @@ DATA_MODULES = re.compile(
     r"|families/(granite|hunyuan_a13b)\.py$|/(eval|agent_model)/tasks\w*\.py$|/gpu/sample_texts\.py$"
 )
 
+#: Files that the tasks of `dovetail compare` start from, and their results.
+TASK_FILES = re.compile(r"/compare/tasks/[^/]+/(workspace|solution)/")
+
 #: Where one name may be defined in several modules: each API's or engine's own wire types.
 WIRE_MODULES = re.compile(r"(^|\.)(wire|frames|messages)$")
 
@@ -169,7 +172,7 @@ def duplicate_classes(root: Path) -> Iterator[str]:
         found: dict[str, list[str]] = defaultdict(list)
         for path in sorted(source.rglob("*.py")):
             module = ".".join(path.relative_to(source).with_suffix("").parts)
-            if WIRE_MODULES.search(module):
+            if WIRE_MODULES.search(module) or TASK_FILES.search(path.as_posix()):
                 continue
             for node in _parse(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -182,7 +185,8 @@ def duplicate_classes(root: Path) -> Iterator[str]:
 def retired_phrases(root: Path) -> Iterator[str]:
     """Find retired phrases in documentation, docstrings, comments and messages."""
     found = (*root.glob("*.md"), *root.glob("[dpe]*/**/*.md"))
-    pages = [path for path in found if not DATA_MODULES.search(path.as_posix())]
+    data = (DATA_MODULES, TASK_FILES)
+    pages = [path for path in found if not any(one.search(path.as_posix()) for one in data)]
     for path in sorted({*pages, *_sources(root)}):
         prose = _page_prose if path.suffix == ".md" else _module_prose
         for line, text in prose(path):
@@ -241,7 +245,8 @@ def _parse(path: Path) -> ast.Module:
 
 def _sources(root: Path) -> list[Path]:
     folders = ("packages/*/src", "packages/*/tests", "tests", "benchmarks", "tools", "examples")
-    return sorted(path for folder in folders for path in root.glob(f"{folder}/**/*.py"))
+    found = (path for folder in folders for path in root.glob(f"{folder}/**/*.py"))
+    return sorted(path for path in found if not TASK_FILES.search(path.as_posix()))
 
 
 def _defined_names(tree: ast.Module) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,5 @@
+import os
+
+
+def url():
+    return os.environ["CACHE_URL"]

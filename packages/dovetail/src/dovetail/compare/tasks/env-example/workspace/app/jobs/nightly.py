@@ -1,0 +1,4 @@
+from os import environ, getenv
+
+ZONE = getenv("TZ_NAME", "UTC")
+KEY = environ["API_KEY"]

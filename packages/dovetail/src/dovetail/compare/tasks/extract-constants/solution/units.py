@@ -1,0 +1,4 @@
+"""Units of time."""
+
+SECONDS_PER_HOUR = 3600
+SECONDS_PER_DAY = 24 * SECONDS_PER_HOUR

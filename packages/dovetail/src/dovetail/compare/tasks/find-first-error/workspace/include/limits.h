@@ -1,0 +1,7 @@
+#ifndef LIMITS_H
+#define LIMITS_H
+
+#define MAX_PATH_PARTS 16
+#define MAX_HEADER 8192
+
+#endif

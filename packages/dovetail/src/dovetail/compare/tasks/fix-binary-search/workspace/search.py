@@ -1,0 +1,15 @@
+"""Binary search."""
+
+
+def first_index(values, wanted):
+    """Return the index of the first value equal to `wanted`, or -1."""
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] == wanted:
+            return middle
+        if values[middle] < wanted:
+            low = middle
+        else:
+            high = middle - 1
+    return -1

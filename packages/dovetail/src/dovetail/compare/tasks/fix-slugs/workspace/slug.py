@@ -1,0 +1,5 @@
+"""URL slugs."""
+
+
+def slugify(title):
+    return title.lower().replace(" ", "-")

@@ -1,0 +1,13 @@
+"""Module nectar."""
+
+from legacy import old_hash, new_hash
+
+
+def step_0(value):
+    # old_hash(value) was slower
+    return new_hash(value)
+
+
+def step_1(value):
+    value = str(value)
+    return old_hash(value)

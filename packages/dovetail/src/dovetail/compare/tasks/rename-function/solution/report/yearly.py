@@ -1,0 +1,5 @@
+import storage.reader as reader
+
+
+def yearly(path):
+    return [row for row in reader.load_rows(path) if row["kind"] == "year"]

@@ -1,0 +1,3 @@
+from storage.reader import load_rows
+
+__all__ = ["load_rows"]
