@@ -1,0 +1,1 @@
+"""Compare how an agent behaves under two profiles of the serving path."""
