@@ -33,9 +33,9 @@ class RunRecord(msgspec.Struct, frozen=True):
     `position`: the order in which the runs of the experiment were started.
     `problem`: why the task is not solved, or why the run failed.
     `tool_calls`: the number of calls by the name of the tool.
-    `new_tokens`, `cached_tokens`, `re_prefilled_tokens`: prompt tokens of all requests: those that no
-    earlier prompt of the session had, those that the engine had cached, and those that it computed
-    again. None if the endpoint does not report them.
+    `new_tokens`, `cached_tokens`, `re_prefilled_tokens`: prompt tokens of all requests: those that
+    no earlier prompt of the session had, those that the engine had cached, and those that it
+    computed again. None if the endpoint does not report them.
     `ttft_seconds`: the time to first token of each request.
     `truncated_outputs`: tool results that the harness truncated.
     `diagnostics`: the number of diagnostics of the server by code.
