@@ -44,27 +44,31 @@ def test_effects_of_a_sample() -> None:
 
 def test_no_pair_has_no_effect() -> None:
     effect = measure_effect(average_by_task([("x", None, 1.0)]), Random(1))
-    assert effect.difference is effect.mean_a is effect.mean_b is effect.interval is None
+    assert effect.difference is effect.mean_a is effect.mean_b is None
+    assert effect.interval is None
     assert (effect.sign_p, effect.permutation_p) == (1, 1)
 
 
 def test_one_task_has_an_effect_but_no_interval() -> None:
     effect = measure_effect(_sample([2], [5]), Random(1))
     assert (effect.difference, effect.relative) == (3, 1.5)
-    assert effect.standardized is effect.deviation is effect.interval is None
+    assert effect.standardized is effect.deviation is None
+    assert effect.interval is None
     assert (effect.sign_p, effect.permutation_p) == (1, 1)
 
 
 def test_equal_values_show_nothing() -> None:
     effect = measure_effect(_sample([4] * 30, [4] * 30), Random(1))
     assert (effect.difference, effect.relative, effect.deviation) == (0, 0, 0)
-    assert effect.standardized is effect.interval is None
+    assert effect.standardized is None
+    assert effect.interval is None
     assert (effect.sign_p, effect.permutation_p) == (1, 1)
 
 
 def test_a_constant_difference_is_shown_without_an_interval() -> None:
     effect = measure_effect(_sample([0] * 10, [1] * 10), Random(1))
-    assert effect.relative is effect.standardized is effect.interval is None
+    assert effect.relative is effect.standardized is None
+    assert effect.interval is None
     assert effect.sign_p == effect.permutation_p == 2 / 2**10
 
 

@@ -121,7 +121,7 @@ def sign_test(differences: Sequence[float]) -> float:
     lower = sum(one < 0 for one in differences)
     tosses = higher + lower
     tail = sum(math.comb(tosses, count) for count in range(min(higher, lower) + 1))
-    return min(1.0, 2 * tail / 2**tosses)
+    return min(1.0, 2 * tail / (1 << tosses))
 
 
 def permutation_test(
@@ -210,7 +210,7 @@ def _exact_tail(sizes: Sequence[float], threshold: float) -> float:
     above = sum(
         len(right) - bisect_left(right, threshold - left) for left in _signed_sums(sizes[:middle])
     )
-    return min(1.0, 2 * above / 2 ** len(sizes))
+    return min(1.0, 2 * above / (1 << len(sizes)))
 
 
 def _random_sums(sizes: Sequence[float], random: Random, count: int) -> Iterable[float]:
