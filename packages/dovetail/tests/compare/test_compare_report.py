@@ -57,9 +57,9 @@ def _measure(report: ComparisonReport, name: str) -> MeasureComparison:
     return next(one for one in report.measures if one.name == name)
 
 
-def _terminal(report: ComparisonReport) -> str:
+def _terminal(report: ComparisonReport, width: int = 200) -> str:
     output = io.StringIO()
-    render_terminal(report, Console(width=200, file=output))
+    render_terminal(report, Console(width=width, file=output))
     return output.getvalue()
 
 
@@ -77,6 +77,22 @@ def test_a_known_effect_is_shown() -> None:
     assert "tool calls: shell higher" in report.conclusion[1]
     assert (report.complete_pairs, report.expected_pairs) == (40, 40)
     assert "higher under b" in _terminal(report)
+
+
+def test_a_narrow_terminal_shows_complete_numbers() -> None:
+    experiment = make_experiment(20)
+    report = build_report(experiment, make_records(experiment, _effect_fields))
+    lines = _terminal(report, width=80).splitlines()
+    row = next(line for line in lines if line.startswith("wall time"))
+    effect = _measure(report, "wall time").effect
+    for value in (
+        f"{effect.mean_a:.3f} s",
+        f"{effect.mean_b:.3f} s",
+        f"{effect.difference:+.3f} s",
+    ):
+        assert value in row
+    assert "p (permutation)" not in "".join(lines)
+    assert "p (permutation)" in _terminal(report, width=150)
 
 
 def test_equal_runs_show_no_difference() -> None:

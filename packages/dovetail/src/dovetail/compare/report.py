@@ -29,8 +29,21 @@ from dovetail_verify.html_page import render_template
 SCHEMA = "dovetail.comparison/1"
 _MAX_TERMINAL_LINES = 20
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|s\b|points)|(?<=<) ")
-_COLUMNS = ("measure", "a", "b", "b - a", "95 % interval", "d_z")
-_P_COLUMNS = ("p (sign)", "p (permutation)", "p (corrected)")
+_COLUMNS = (
+    "measure",
+    "a",
+    "b",
+    "b - a",
+    "95 % interval",
+    "d_z",
+    "p (sign)",
+    "p (permutation)",
+    "p (corrected)",
+    "verdict",
+)
+#: A terminal with fewer columns shows only some of the columns of the table.
+_MIN_WIDE_TERMINAL = 150
+_NARROW_COLUMNS = ("measure", "a", "b", "b - a", "p (corrected)", "verdict")
 
 
 class ComparisonReport(msgspec.Struct, frozen=True):
@@ -91,11 +104,11 @@ def to_report_json(report: ComparisonReport) -> dict[str, Any]:
 
 
 def render_terminal(report: ComparisonReport, console: Console) -> None:
-    """Print the report."""
+    """Print the report. A narrow terminal shows fewer columns; the page and JSON have all."""
     for sentence in report.conclusion:
         console.print(Text(sentence, style="bold"))
     console.print(Text())
-    console.print(_measure_table(report))
+    console.print(_measure_table(report, console.width))
     for title, lines in build_notes(report):
         console.print(Text(f"\n{title}", style="bold"))
         hidden = len(lines) - _MAX_TERMINAL_LINES
@@ -115,7 +128,7 @@ def render_html(report: ComparisonReport) -> str:
         package="dovetail.compare",
         report=report,
         primary=report.measures[0],
-        columns=[*_COLUMNS, *_P_COLUMNS, "verdict"],
+        columns=_COLUMNS,
         rows=[
             (
                 [_keep_units(value) for value in _row_values(one)],
@@ -216,14 +229,16 @@ def _verdict_text(one: MeasureComparison) -> str:
     return f"{one.verdict} under b" if one.verdict in DIFFERENT else one.verdict
 
 
-def _measure_table(report: ComparisonReport) -> Table:
+def _measure_table(report: ComparisonReport, width: int) -> Table:
+    columns = _COLUMNS if width >= _MIN_WIDE_TERMINAL else _NARROW_COLUMNS
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for name in (*_COLUMNS, *_P_COLUMNS):
-        table.add_column(name, justify="left" if name == "measure" else "right", overflow="fold")
-    table.add_column("verdict", overflow="fold")
+    for name in columns:
+        is_text = name in ("measure", "verdict")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
     for one in report.measures:
-        cells = [*_row_values(one), _verdict_text(one)]
-        table.add_row(*(Text(cell) for cell in cells), style="bold" if one.primary else "")
+        cells = dict(zip(_COLUMNS, [*_row_values(one), _verdict_text(one)], strict=True))
+        style = "bold" if one.primary else ""
+        table.add_row(*(Text(cells[name]) for name in columns), style=style)
     return table
 
 
