@@ -1,5 +1,6 @@
 """A small agent: send requests and run the tool calls until the task is done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,15 @@ import msgspec
 from dovetail.engines.openai.errors import UpstreamRejection, parse_rejection
 from dovetail.eval.client import ApiClient, TimedResponse
 from dovetail.eval.tasks import EvalTask
-from dovetail.eval.tools import CheckedCall, ToolError, Workspace, build_tool_specs, check_call
+from dovetail.eval.tools import (
+    TOOLS,
+    CheckedCall,
+    TaskTool,
+    ToolError,
+    Workspace,
+    build_tool_specs,
+    check_call,
+)
 from dovetail_model import (
     Identity,
     Request,
@@ -52,20 +61,24 @@ class TaskRun:
 
 @dataclass(frozen=True)
 class TaskAgent:
-    """Runs tasks on one server. `max_requests` bounds the requests of a task."""
+    """Runs tasks on one server.
+
+    `max_requests` bounds the requests of a task. `tools` are those that the model can call.
+    """
 
     client: ApiClient
     model: str
     system: str
     sampling: Sampling
     max_requests: int
+    tools: Mapping[str, type[TaskTool]] = field(default_factory=lambda: TOOLS)
 
     async def run(self, task: EvalTask, session: str) -> TaskRun:
         with TemporaryDirectory(prefix="dovetail-accept-") as scratch:
             workspace = Workspace(Path(scratch), task.records)
             for path, content in task.files.items():
                 workspace.write(path, content)
-            steps = await self._run_steps(task, session, workspace)
+            steps = await self.run_steps(task.prompt, session, workspace)
             problem = task.check(workspace)
         return TaskRun(
             task.id,
@@ -74,14 +87,13 @@ class TaskAgent:
             tuple(steps),
         )
 
-    async def _run_steps(
-        self, task: EvalTask, session: str, workspace: Workspace
-    ) -> list[TaskStep]:
+    async def run_steps(self, prompt: str, session: str, workspace: Workspace) -> list[TaskStep]:
+        """Send requests and run the tool calls until the model ends its turn without one."""
         request = Request(
             self.model,
-            turns=(Turn("user", (TextBlock(task.prompt),)),),
+            turns=(Turn("user", (TextBlock(prompt),)),),
             system=(TextBlock(self.system),),
-            tools=build_tool_specs(),
+            tools=build_tool_specs(self.tools),
             sampling=self.sampling,
             identity=Identity(session=session),
             stream=True,
@@ -89,7 +101,7 @@ class TaskAgent:
         ids: set[str] = set()
         steps: list[TaskStep] = []
         while len(steps) < self.max_requests:
-            execution = _ToolExecution(workspace)
+            execution = _ToolExecution(workspace, self.tools)
             response = await self.client.send(request, execution.execute)
             step = _build_step(response, execution, ids)
             steps.append(step)
@@ -108,12 +120,13 @@ class _ToolExecution:
     """The tool calls of one response, each run as soon as it is complete."""
 
     workspace: Workspace
+    tools: Mapping[str, type[TaskTool]]
     calls: list[CheckedCall] = field(default_factory=list)
     results: dict[str, ToolResultBlock] = field(default_factory=dict)
 
     def execute(self, call: ToolCallBlock) -> None:
         """Run a complete call at once, while the rest of the response is still streamed."""
-        checked = check_call(call.name, call.arguments)
+        checked = check_call(call.name, call.arguments, self.tools)
         self.calls.append(checked)
         text, failed = checked.problem, True
         if checked.tool is not None:
@@ -125,7 +138,7 @@ class _ToolExecution:
 
     def reject(self, call: ToolCallBlock) -> None:
         """Reject an incomplete call. It is never run, even if its arguments are valid."""
-        checked = check_call(call.name, call.arguments)
+        checked = check_call(call.name, call.arguments, self.tools)
         self.calls.append(CheckedCall(call.name, checked.is_known_tool, False, False))
         self._add_result(call, "the arguments are incomplete JSON: the call was not run", True)
 

@@ -239,16 +239,18 @@ class CheckedCall:
     tool: TaskTool | None = None
 
 
-def check_call(name: str, arguments: str) -> CheckedCall:
+def check_call(
+    name: str, arguments: str, tools: Mapping[str, type[TaskTool]] = TOOLS
+) -> CheckedCall:
     """Validate a call. The schema is only checked for known tools."""
-    tool_type = TOOLS.get(name)
+    tool_type = tools.get(name)
     is_known = tool_type is not None
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (ValueError, RecursionError) as error:  # also for unpaired surrogates and NaN
         return CheckedCall(name, is_known, False, False, f"the arguments are not JSON: {error}")
     if tool_type is None:
-        names = ", ".join(TOOLS)
+        names = ", ".join(tools)
         return CheckedCall(name, False, True, False, f"there is no tool {name!r}, only {names}")
     try:
         tool = msgspec.convert(_normalize_integers(value), tool_type)
@@ -257,11 +259,11 @@ def check_call(name: str, arguments: str) -> CheckedCall:
     return CheckedCall(name, True, True, True, tool=tool)
 
 
-def build_tool_specs() -> tuple[ToolSpec, ...]:
+def build_tool_specs(tools: Mapping[str, type[TaskTool]] = TOOLS) -> tuple[ToolSpec, ...]:
     """Build the tools as sent to a model."""
     return tuple(
         ToolSpec(name, (tool_type.__doc__ or "").strip(), build_schema(tool_type))
-        for name, tool_type in TOOLS.items()
+        for name, tool_type in tools.items()
     )
 
 

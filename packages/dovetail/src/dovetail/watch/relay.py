@@ -13,6 +13,7 @@ half-close.
 import asyncio
 import errno
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
@@ -52,15 +53,20 @@ class RelayStats:
 
 
 class TcpRelay:
-    """Listens, and relays to one server. `policy`: who may use it; None relays everything."""
+    """Listens, and relays to one server.
+
+    `policy`: who may use it; None relays everything. `headers` are added to every request.
+    """
 
     def __init__(
         self,
         endpoint: Endpoint,
         on_data: RelayCallback | None = None,
         policy: BrowserPolicy | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.stats = RelayStats()
+        self._headers = headers or {}
         self._policy = policy
         self._endpoint = endpoint
         self._on_data = on_data or _ignore
@@ -93,8 +99,8 @@ class TcpRelay:
     def _accept(self) -> "_ClientProtocol":
         client = _ClientProtocol(next(self._numbers), self._endpoint, self.stats, self._on_data)
         host = self._endpoint.authority if self._endpoint.tls else None
-        if host is not None or self._policy is not None:
-            client.filter = RequestHeadFilter(self._policy, host)
+        if host is not None or self._policy is not None or self._headers:
+            client.filter = RequestHeadFilter(self._policy, host, self._headers)
         return client
 
 

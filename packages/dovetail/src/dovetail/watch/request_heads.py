@@ -6,6 +6,7 @@ everything after an upgrade are passed through.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 from dovetail.access.browser import BrowserPolicy
@@ -29,11 +30,19 @@ class RequestHeadFilter:
 
     policy: The hosts and origins that may use the relay; None allows all.
     host: Replaces the value of `Host` headers.
+    headers: Added to every request.
     """
 
-    __slots__ = ("_buffer", "_host", "_policy", "_remaining", "_state")
+    __slots__ = ("_added", "_buffer", "_host", "_policy", "_remaining", "_state")
 
-    def __init__(self, policy: BrowserPolicy | None = None, host: str | None = None) -> None:
+    def __init__(
+        self,
+        policy: BrowserPolicy | None = None,
+        host: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        lines = (f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        self._added = "".join(lines).encode("latin-1")
         self._policy = policy
         self._host = None if host is None else host.encode("latin-1")
         self._state: RewriteState = "head"
@@ -96,7 +105,9 @@ class RequestHeadFilter:
         elif length is not None and int(length[1]):
             self._state, self._remaining = "body", int(length[1])
         host = self._host
-        return head if host is None else _HOST.sub(lambda line: line[1] + host, head, count=1)
+        if host is not None:
+            head = _HOST.sub(lambda line: line[1] + host, head, count=1)
+        return head[:-2] + self._added + b"\r\n" if self._added else head
 
     def _read_chunk_line(self, line: bytes) -> None:
         """Parse a chunk size, the end of a chunk, or a line of a trailer."""
