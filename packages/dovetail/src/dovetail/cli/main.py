@@ -12,8 +12,8 @@ from dovetail.cli.unknown_flags import HintingCommand, LaunchCommand
 
 #: In the order of the help. Each is a function in the module of the same name.
 COMMANDS = (
-    *("serve", "launch", "catalog", "verify", "eval", "config", "chat", "demo", "export"),
-    *("inspect", "render", "parse", "tokenize", "models", "watch", "simulate", "usage"),
+    *("serve", "launch", "catalog", "verify", "eval", "compare", "config", "chat", "demo"),
+    *("export", "inspect", "render", "parse", "tokenize", "models", "watch", "simulate", "usage"),
 )
 GROUPS = ("engine", "keys", "trace")  # each is the `app` of its module
 ALL_COMMANDS = COMMANDS + GROUPS
