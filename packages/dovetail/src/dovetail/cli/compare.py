@@ -65,9 +65,7 @@ def compare(  # noqa: PLR0913 - each is a flag
             help="Folder for the results. An experiment that was interrupted there is continued.",
         ),
     ] = Path("dovetail-compare"),
-    seed: Annotated[
-        int, typer.Option(help="Seed of the order of the runs and of sampling.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the runs and of sampling.")] = 0,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks and exit.")] = False,
 ) -> None:
     """Compare how an agent behaves under two profiles of the serving path.

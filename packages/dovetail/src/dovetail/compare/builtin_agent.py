@@ -41,7 +41,10 @@ _COMMAND_TIMEOUT_SECONDS = 60.0
 
 
 class AgentArguments(msgspec.Struct, frozen=True):
-    """The arguments of the agent. `max_output_chars` limits a tool result."""
+    """The arguments of the agent.
+
+    `max_output_chars` limits a tool result. `follow_up`: a second prompt, after the first is done.
+    """
 
     url: str
     model: str
@@ -51,6 +54,7 @@ class AgentArguments(msgspec.Struct, frozen=True):
     seed: int
     max_requests: int
     max_output_chars: int
+    follow_up: str | None = None
     max_tokens: int = 4096
 
 
@@ -147,7 +151,8 @@ async def run_agent(arguments: AgentArguments, folder: Path, key: str | None) ->
         client, arguments.model, SYSTEM_PROMPT, sampling, arguments.max_requests, TOOLS
     )
     workspace = AgentWorkspace(folder, arguments.max_output_chars)
-    steps = await agent.run_steps(arguments.prompt, arguments.session, workspace)
+    prompts = [arguments.prompt, *([arguments.follow_up] if arguments.follow_up else ())]
+    steps = await agent.run_steps(prompts, arguments.session, workspace)
     last = steps[-1]
     return last.http_error or ", ".join(last.protocol_errors)
 

@@ -27,7 +27,7 @@ _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b(?:call|fc|ctc|msg|rs|resp|toolu|chatcmpl)_[0-9A-Za-z_-]{6,}"), "<id>"),
     (re.compile(r"(?<=Chunk ID: )[0-9a-f]+"), "<id>"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?"), "<date>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?"), "<date>"),
     (re.compile(r"(?<=Wall time: )[\d.]+(?= seconds)"), "<time>"),
 )  # fmt: skip
 

@@ -208,6 +208,7 @@ def _build_builtin_plan(request: HarnessRequest) -> LaunchPlan:
         seed=request.seed,
         max_requests=profile.max_requests,
         max_output_chars=profile.max_output_chars,
+        follow_up=profile.follow_up,
     )
     module = ("-P", "-m", "dovetail.compare.builtin_agent")
     command = (request.program.executable, *module, msgspec.json.encode(arguments).decode())

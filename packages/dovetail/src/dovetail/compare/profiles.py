@@ -50,6 +50,7 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     catalog: bool = True
     environment: dict[str, str] = {}
     arguments: tuple[str, ...] = ()
+    follow_up: str | None = None
     max_requests: int = 40
     max_output_chars: int = 20_000
 
@@ -64,6 +65,7 @@ class Profile:
     `api_key_env`: the environment variable with the key of the endpoint.
     `catalog`: whether Codex gets the server's model catalog, or uses only its own.
     `environment`, `arguments`: additional ones of the harness.
+    `follow_up`: a second prompt of the built-in agent, after the task.
     `max_requests`, `max_output_chars`: limits of the built-in agent, per run and tool result.
     """
 
@@ -76,6 +78,7 @@ class Profile:
     catalog: bool = True
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     arguments: tuple[str, ...] = ()
+    follow_up: str | None = None
     max_requests: int = 40
     max_output_chars: int = 20_000
 
@@ -179,10 +182,7 @@ def _mask(name: str, value: Any) -> Any:
     if name in SECRET_SETTINGS:
         return _MASK
     if name == "environment":
-        return {
-            key: _MASK if _SECRET_NAME.search(key) else one
-            for key, one in dict(value).items()
-        }
+        return {key: _MASK if _SECRET_NAME.search(key) else one for key, one in dict(value).items()}
     if isinstance(value, Path):
         return str(value)
     return value

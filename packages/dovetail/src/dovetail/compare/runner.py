@@ -128,7 +128,7 @@ class ExperimentRunner:
         self, planned: PlannedRun, endpoint: ProfileEndpoint
     ) -> tuple[RunRecord, list[SessionRequest]]:
         task = self.tasks[planned.task]
-        folder = Path(tempfile.mkdtemp(prefix="dovetail-compare-")).resolve()
+        folder = _create_scratch()
         log_path = self.store.log_dir / f"{planned.name}.log"
         try:
             task.copy_workspace(folder / "work")
@@ -144,6 +144,10 @@ class ExperimentRunner:
             return record, to_session_requests(exchanges, paths)
         finally:
             remove_folder(folder)
+
+
+def _create_scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix="dovetail-compare-")).resolve()
 
 
 async def _run_observed(

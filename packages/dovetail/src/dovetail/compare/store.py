@@ -120,7 +120,7 @@ def read_records(folder: Path) -> list[RunRecord]:
         try:
             record = msgspec.json.decode(line, type=RunRecord)
         except msgspec.MsgspecError as error:
-            if number == len(lines) and not line.endswith(b"\n") or not line.strip():
+            if number == len(lines) and not line.endswith(b"\n"):
                 continue
             raise CompareError(f"{path}, line {number}: {error}") from error
         found[_key(record)] = record
@@ -144,8 +144,11 @@ def _require_same_plan(stored: PlanFile, plan: PlanFile, folder: Path) -> None:
                 f"{folder} contains an experiment with another plan: {name} was {old}, now {new}. "
                 "Use the same arguments to continue it, or another --out folder"
             )
-    changed = [name for name, digest in plan.task_digests.items()
-               if stored.task_digests.get(name) != digest]
+    changed = [
+        name
+        for name, digest in plan.task_digests.items()
+        if stored.task_digests.get(name) != digest
+    ]
     if changed:
         raise CompareError(
             f"{folder} contains an experiment with other versions of the tasks "

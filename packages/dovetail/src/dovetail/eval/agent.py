@@ -1,6 +1,6 @@
 """A small agent: send requests and run the tool calls until the task is done."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,7 +78,7 @@ class TaskAgent:
             workspace = Workspace(Path(scratch), task.records)
             for path, content in task.files.items():
                 workspace.write(path, content)
-            steps = await self.run_steps(task.prompt, session, workspace)
+            steps = await self.run_steps((task.prompt,), session, workspace)
             problem = task.check(workspace)
         return TaskRun(
             task.id,
@@ -87,11 +87,16 @@ class TaskAgent:
             tuple(steps),
         )
 
-    async def run_steps(self, prompt: str, session: str, workspace: Workspace) -> list[TaskStep]:
-        """Send requests and run the tool calls until the model ends its turn without one."""
+    async def run_steps(
+        self, prompts: Sequence[str], session: str, workspace: Workspace
+    ) -> list[TaskStep]:
+        """Send requests and run the tool calls until the model ends its turn without one.
+
+        Then the next prompt follows, if there is one.
+        """
         request = Request(
             self.model,
-            turns=(Turn("user", (TextBlock(prompt),)),),
+            turns=(Turn("user", (TextBlock(prompts[0]),)),),
             system=(TextBlock(self.system),),
             tools=build_tool_specs(self.tools),
             sampling=self.sampling,
@@ -100,17 +105,23 @@ class TaskAgent:
         )
         ids: set[str] = set()
         steps: list[TaskStep] = []
+        later_prompts = list(prompts[1:])
         while len(steps) < self.max_requests:
             execution = _ToolExecution(workspace, self.tools)
             response = await self.client.send(request, execution.execute)
             step = _build_step(response, execution, ids)
             steps.append(step)
-            if step.protocol_errors or step.http_error or not execution.results:
+            if step.protocol_errors or step.http_error:
+                break
+            if execution.results:
+                next_turn = Turn("tool", tuple(execution.results.values()))
+            elif later_prompts:
+                next_turn = Turn("user", (TextBlock(later_prompts.pop(0)),))
+            else:
                 break
             assistant_turn = Turn("assistant", response.message.blocks)
-            tool_turn = Turn("tool", tuple(execution.results.values()))
             request = msgspec.structs.replace(
-                request, turns=(*request.turns, assistant_turn, tool_turn)
+                request, turns=(*request.turns, assistant_turn, next_turn)
             )
         return steps
 

@@ -204,7 +204,7 @@ class ScriptedEngine:
     """A token engine without a model. `requests` contains the last requests.
 
     Constraints and sampling parameters are recorded with their request and have no effect: the
-    script defines the output.
+    script defines the output. `selector` replaces the selection of a reply by the script's rules.
     """
 
     name = "scripted"
@@ -216,6 +216,7 @@ class ScriptedEngine:
         *,
         options: ScriptedOptions | None = None,
         stop_ids: Sequence[int] = (),
+        selector: ReplySelector | None = None,
     ) -> None:
         self.options = options = options or ScriptedOptions()
         self.capabilities = EngineCapabilities(
@@ -230,7 +231,7 @@ class ScriptedEngine:
         self.counters = ScriptedCounters()
         self.cache = PrefixCache(options.cache_blocks, options.block_size)
         self._tokenizer = tokenizer
-        self._selector = ReplySelector(script, tokenizer)
+        self._selector = selector or ReplySelector(script, tokenizer)
         self._builder = ReplyBuilder(
             script, tokenizer, options.chunk, stop_ids, continues=options.continues
         )

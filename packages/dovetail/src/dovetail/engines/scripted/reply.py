@@ -103,7 +103,8 @@ class ReplyBuilder:
     def _build_full_reply(
         self, source: ScriptedReply, stop: int | None, stop_ids: frozenset[int]
     ) -> PreparedReply:
-        pieces = self._pieces[source]
+        # A selector of its own returns replies that are not in the script.
+        pieces = self._pieces.get(source) or self._tokenize(source)
         ids = list(chain.from_iterable(pieces))
         end = next((at for at, id in enumerate(ids) if id in stop_ids), None)
         if end is not None:
@@ -120,7 +121,7 @@ class ReplyBuilder:
         """Return the stop token of the reply; None if it has none."""
         if source.stop is False or source.finish == "length":
             return None
-        explicit = self._explicit_stop_ids[source]
+        explicit = self._explicit_stop_ids.get(source)
         if explicit is not None:
             return explicit
         wanted = [id for id in self._stop_ids if id in request.stop_ids]

@@ -1,0 +1,1 @@
+"""Experiments with `dovetail compare` whose true effect is known."""
