@@ -1,0 +1,107 @@
+"""Task folders: what is read, and messages for folders and checks that are defective."""
+
+from pathlib import Path
+
+import pytest
+from compare_tasks import write_task
+
+from dovetail.compare.task_set import CheckError, CompareError, load_tasks, verify_checks
+
+
+def test_tasks_are_read_in_order_and_selected(tmp_path: Path) -> None:
+    for name in ("two", "one", "three"):
+        write_task(tmp_path, name, timeout_seconds=5)
+    assert [task.id for task in load_tasks(tmp_path)] == ["one", "three", "two"]
+    assert [task.id for task in load_tasks(tmp_path, ["t*"])] == ["three", "two"]
+    with pytest.raises(CompareError, match="--only matches no task; the tasks are one, three, two"):
+        load_tasks(tmp_path, ["x*"])
+
+
+def test_check_tells_solved_from_unsolved(tmp_path: Path) -> None:
+    write_task(tmp_path, "one")
+    (task,) = load_tasks(tmp_path)
+    task.copy_workspace(tmp_path / "work")
+    assert task.check(tmp_path / "work") == "result.txt is 'missing'"
+    (tmp_path / "work" / "result.txt").write_text("done\n")
+    assert task.check(tmp_path / "work") is None
+
+
+@pytest.mark.parametrize("missing", ["task.toml", "check.py", "workspace"])
+def test_missing_part_is_reported(tmp_path: Path, missing: str) -> None:
+    task = write_task(tmp_path, "one")
+    (task / missing).rename(tmp_path / f"moved-{missing}.bak")
+    (tmp_path / f"moved-{missing}.bak").rename(tmp_path.parent / f"{tmp_path.name}-{missing}")
+    with pytest.raises(CompareError, match=f"has no {missing}"):
+        load_tasks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title = ", "is not valid TOML"),
+        ('title = "x"', "missing required field `instructions`"),
+        ('title = "x"\ninstructions = " "', "`instructions` must not be empty"),
+        ('title = "x"\ninstructions = "y"\nlevel = 3', "unknown field `level`"),
+        ('title = "x"\ninstructions = "y"\ntimeout_seconds = 0', "must be > 0, got 0"),
+        ('title = "x"\ninstructions = 3', "Expected `str`, got `int`"),
+    ],
+)
+def test_defective_definition_is_reported(tmp_path: Path, text: str, message: str) -> None:
+    path = write_task(tmp_path, "one") / "task.toml"
+    path.write_text(text)
+    with pytest.raises(CompareError) as caught:
+        load_tasks(tmp_path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_folders_without_tasks_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(CompareError, match="there are no tasks in"):
+        load_tasks(tmp_path)
+    with pytest.raises(CompareError, match="cannot read the task folder"):
+        load_tasks(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("check", "message"),
+    [
+        ("raise ValueError('broken')", "crashed: ValueError: broken"),
+        ("import sys; sys.exit(3)", "exited with status 3, expected 0 or 1"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by signal 9"),
+        ("print('solved')", "reports the unchanged workspace as solved"),
+    ],
+)
+def test_defective_check_is_reported_before_the_runs(
+    tmp_path: Path, check: str, message: str
+) -> None:
+    write_task(tmp_path, "one")
+    write_task(tmp_path, "two", check=check)
+    with pytest.raises(CompareError) as caught:
+        verify_checks(load_tasks(tmp_path))
+    assert "'two'" in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_endless_check_is_not_solved(tmp_path: Path) -> None:
+    """The agent's own code may be what does not end."""
+    write_task(tmp_path, "one", check="while True: pass")
+    (task,) = load_tasks(tmp_path)
+    assert task.check(task.folder / "workspace", timeout=0.5) == (
+        "check.py did not finish within 0.5 seconds"
+    )
+
+
+def test_crash_is_not_a_result(tmp_path: Path) -> None:
+    write_task(tmp_path, "one", check="1 / 0")
+    (task,) = load_tasks(tmp_path)
+    with pytest.raises(CheckError, match="ZeroDivisionError"):
+        task.check(task.folder / "workspace")
+
+
+def test_digest_changes_with_any_file(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, "one")
+    (task,) = load_tasks(tmp_path)
+    before = task.digest()
+    assert task.digest() == before
+    (folder / "workspace" / "input.txt").write_text("another")
+    assert task.digest() != before
