@@ -1,0 +1,6 @@
+"""Print a greeting."""
+
+from greetings import greet
+
+if __name__ == "__main__":
+    print(greet("Ada Lovelace"))
