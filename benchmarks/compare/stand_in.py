@@ -51,11 +51,13 @@ class StandInOptions:
     """The behavior. `marker`: the text that the instructions of a known model contain.
 
     `long_output`: the number of lines that its first command prints.
+    `compact`: it writes the arguments of calls without spaces, unlike the chat template.
     """
 
     sensitivities: frozenset[str]
     marker: str
     long_output: int
+    compact: bool
     seed: int
 
 
@@ -84,7 +86,9 @@ class StandInModel(ReplySelector):
             return "<think>\nAll is done.\n</think>\n\nThe task is done."
         name, value = calls[done]
         arguments = {_SHELL_TOOLS[shell]: value} if name == "shell" else value
-        call = json.dumps({"name": shell if name == "shell" else name, "arguments": arguments})
+        separators = (",", ":") if self._options.compact else (", ", ": ")
+        written = json.dumps(arguments, separators=separators)
+        call = f'{{"name": "{shell if name == "shell" else name}", "arguments": {written}}}'
         thought = f"<think>\nStep {done + 1}: {name}.\n</think>\n\n"
         return f"{thought}<tool_call>\n{call}\n</tool_call>"
 
@@ -159,10 +163,11 @@ def main() -> int:
     parser.add_argument("--sensitive", default=",".join(SENSITIVITIES))
     parser.add_argument("--marker", default="You are Codex")
     parser.add_argument("--long-output", type=int, default=0)
+    parser.add_argument("--compact", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     chosen = frozenset(name for name in given.sensitive.split(",") if name)
-    options = StandInOptions(chosen, given.marker, given.long_output, given.seed)
+    options = StandInOptions(chosen, given.marker, given.long_output, given.compact, given.seed)
     model = read_completion_model(given.model, ("stand-in",), None)
     engine = ScriptedEngine(
         model.tokenizer,

@@ -1,0 +1,244 @@
+"""Run experiments whose true effect is known: `python -m benchmarks.compare OUT [NAME...]`.
+
+Each runs the real harness on a stand-in model behind Dovetail. The records and reports are in
+OUT/NAME; finished experiments are not run again. Prints a Markdown table of the results.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare.stand_in import FOLLOW_UP
+
+ROOT = Path(__file__).parents[2]
+HARNESSES = Path(os.environ.get("DOVETAIL_HARNESSES") or ROOT / ".cache" / "harnesses" / "bin")
+TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
+NO_EFFECT = "none"
+_KEEPS_LOOP = "loop.index0 > ns.last_query_index"
+LONG_OUTPUT = ("--long-output", "8000")  # 38,894 characters
+
+
+@dataclass(frozen=True)
+class KnownExperiment:
+    """An experiment. `stand_in` are its arguments; `truth` is the effect on the tool calls."""
+
+    name: str
+    harness: str
+    stand_in: tuple[str, ...]
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    truth: str
+    only: tuple[str, ...] = field(default=())
+
+
+def _sensitive(*names: str) -> tuple[str, ...]:
+    return ("--sensitive", ",".join(names))
+
+
+LAB = {"alias": "lab-model"}
+BRIEF = "Prefer few tool calls."
+REVIEW = {**LAB, "follow_up": f"{FOLLOW_UP}, then say that it is right."}
+EXPERIMENTS = (
+    KnownExperiment(
+        "codex-null", "codex", _sensitive("instructions", "truncation"), LAB, LAB, NO_EFFECT
+    ),
+    KnownExperiment(
+        "codex-catalog-records",
+        "codex",
+        (*_sensitive("instructions", "truncation"), *LONG_OUTPUT),
+        {"alias": "gpt-5.5", "catalog": False},
+        {"alias": "lab/gpt-5.5", "catalog": False},
+        "+3",
+    ),
+    KnownExperiment(
+        "codex-instructions",
+        "codex",
+        _sensitive("instructions"),
+        {**LAB, "codex_profile": "gpt-5.5"},
+        LAB,
+        "+2",
+    ),
+    KnownExperiment(
+        "codex-truncation",
+        "codex",
+        (*_sensitive("truncation"), *LONG_OUTPUT),
+        LAB,
+        {**LAB, "catalog": False},
+        "+1",
+    ),
+    KnownExperiment(
+        "codex-interleaving",
+        "codex",
+        _sensitive("reasoning"),
+        LAB,
+        {**LAB, "template": "without-reasoning.jinja"},
+        "+1",
+    ),
+    KnownExperiment(
+        "claude-null", "claude", (*_sensitive("truncation", "tools"),), LAB, LAB, NO_EFFECT
+    ),
+    KnownExperiment(
+        "claude-instructions",
+        "claude",
+        (*_sensitive("instructions"), "--marker", BRIEF),
+        {**LAB, "arguments": ["--append-system-prompt", BRIEF]},
+        LAB,
+        "+2",
+    ),
+    KnownExperiment(
+        "claude-truncation",
+        "claude",
+        (*_sensitive("truncation"), *LONG_OUTPUT),
+        {**LAB, "environment": {"BASH_MAX_OUTPUT_LENGTH": "100000"}},
+        LAB,
+        "+1",
+    ),
+    KnownExperiment(
+        "claude-tools",
+        "claude",
+        _sensitive("tools"),
+        LAB,
+        {**LAB, "arguments": ["--disallowedTools", "TaskCreate"]},
+        "-1",
+    ),
+    KnownExperiment(
+        "claude-deferred-tools",
+        "claude",
+        _sensitive("tools"),
+        {**LAB, "environment": {"ENABLE_TOOL_SEARCH": "false"}},
+        {**LAB, "environment": {"ENABLE_TOOL_SEARCH": "true"}},
+        "-1 if the planning tool is deferred",
+    ),
+    KnownExperiment(
+        "ledger", "builtin", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"}, NO_EFFECT
+    ),
+    KnownExperiment(
+        "ledger-claude", "claude", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"},
+        NO_EFFECT,
+    ),
+    KnownExperiment(
+        "retention",
+        "builtin",
+        _sensitive("reasoning"),
+        {**REVIEW, "retention": "all"},
+        {**REVIEW, "retention": "template"},
+        "+2",
+    ),
+    KnownExperiment(
+        "retention-none",
+        "builtin",
+        _sensitive("reasoning"),
+        {**REVIEW, "retention": "template"},
+        {**REVIEW, "retention": "none"},
+        NO_EFFECT,
+    ),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    out = Path(arguments[0]).absolute()
+    names = arguments[1:] or [one.name for one in EXPERIMENTS]
+    rows = []
+    for experiment in EXPERIMENTS:
+        if experiment.name in names:
+            print(f"== {experiment.name}", file=sys.stderr, flush=True)
+            if status := run_experiment(experiment, out):
+                return status
+            rows.append(_format_row(experiment, out / experiment.name / "report.json"))
+    print("| experiment | harness | true effect | a | b | b - a | 95 % interval | p | verdict |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
+    return 0
+
+
+def run_experiment(experiment: KnownExperiment, out: Path) -> int:
+    """Run an experiment in its own folder, unless it is finished. Returns the exit status."""
+    folder = out / experiment.name
+    if (folder / "report.json").exists():
+        return 0
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model = _create_model(out / "model")
+    with _stand_in(model, experiment.stand_in) as url:
+        server = {"engine": "vllm", "engine_url": url, "model": str(model)}
+        a, b = (
+            _write_profile(folder / f"profile-{name}.toml", {**server, **profile}, model)
+            for name, profile in (("a", experiment.a), ("b", experiment.b))
+        )
+        command = [
+            *(sys.executable, "-m", "dovetail", "compare", "--harness", experiment.harness),
+            *("--a", a, "--b", b, "--out", str(folder)),
+            *(part for pattern in experiment.only for part in ("--only", pattern)),
+        ]
+        path_variable = f"{HARNESSES}{os.pathsep}{os.environ['PATH']}"
+        with (folder / "output.txt").open("w") as output:
+            return subprocess.run(
+                command,
+                env={**os.environ, "PATH": path_variable, "COLUMNS": "160"},
+                stdout=output,
+                check=False,
+            ).returncode
+
+
+def _write_profile(path: Path, settings: dict[str, Any], model: Path) -> str:
+    if "template" in settings:
+        settings["template"] = str(model / settings["template"])
+    path.write_text("\n".join(f"{key} = {_toml(one)}" for key, one in settings.items()))
+    return str(path)
+
+
+@contextmanager
+def _stand_in(model: Path, arguments: Sequence[str]) -> Iterator[str]:
+    command = [sys.executable, "-m", "benchmarks.compare.stand_in", "--model", str(model)]
+    with subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().rpartition(" ")[2].strip()
+        finally:
+            process.terminate()
+
+
+def _create_model(folder: Path) -> Path:
+    """Create a model folder without weights, and a template that drops all reasoning."""
+    if not folder.is_dir():
+        shutil.copytree(TOKENIZER, folder)
+        config = {"max_position_embeddings": 200_000, "model_type": "qwen3"}
+        (folder / "config.json").write_text(json.dumps(config))
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    assert _KEEPS_LOOP in template
+    (folder / "without-reasoning.jinja").write_text(template.replace(_KEEPS_LOOP, "false"))
+    return folder
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _format_row(experiment: KnownExperiment, path: Path) -> str:
+    report = json.loads(path.read_text())
+    calls = report["measures"][0]
+    effect = calls["effect"]
+    low, high = effect["interval"] or (None, None)
+    interval = "-" if low is None else f"{low:+.2f} to {high:+.2f}"
+    p_value = "-" if calls["corrected_p"] is None else f"{calls['corrected_p']:.4f}"
+    cells = (
+        *(experiment.name, experiment.harness, experiment.truth),
+        *(f"{effect['mean_a']:.2f}", f"{effect['mean_b']:.2f}", f"{effect['difference']:+.2f}"),
+        *(interval, p_value, calls["verdict"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
