@@ -402,6 +402,12 @@ class TestTheHostLine:
             at += size
         assert b"".join(out) == self.REWRITTEN
 
+    def test_headers_are_added_to_every_request(self) -> None:
+        line = RequestHeadFilter(headers={"x-debug": "prefix"})
+        sent = b"".join(line.feed(self.REQUESTS[at : at + 1]) for at in range(len(self.REQUESTS)))
+        assert sent.replace(b"x-debug: prefix\r\n", b"") == self.REQUESTS
+        assert sent.count(b"\r\nx-debug: prefix\r\n\r\n") == 4  # /a to /d
+
     def test_other_protocols_are_relayed_unchanged(self) -> None:
         line = RequestHeadFilter(host="there")
         noise = b"\0" * (300 << 10)

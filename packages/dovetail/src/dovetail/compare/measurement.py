@@ -114,8 +114,11 @@ def describe_failure(exchanges: Sequence[DecodedExchange]) -> str | None:
     last = session[-1].exchange
     if last.status == 0:
         return "the endpoint closed the connection without a response"
-    if last.status >= 500 or last.status in (401, 403, 404, 429):
+    never_answered = all(one.exchange.has_failed for one in session)
+    if last.status >= 500 or last.status in (401, 403, 404, 429) or never_answered:
         return f"the endpoint returned HTTP {last.status}"
+    if last.has_failed:  # such as a prompt that is too long: part of the agent's behavior
+        return None
     if last.truncated:
         return "the endpoint closed the connection during a response"
     failure = session[-1].response.message.failure

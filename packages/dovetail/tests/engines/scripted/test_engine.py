@@ -24,6 +24,8 @@ from scripted_fixture import (
 from dovetail.engines.engine import Constraint, EngineRequest, TokenDelta, TokenEngine
 from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.scripted.reply import MAX_BATCH_DELTAS
+from dovetail.engines.scripted.script import Script, ScriptedReply
+from dovetail.engines.scripted.selection import ReplySelector
 from dovetail.engines.token_stream import iter_deltas
 from dovetail_model import (
     ContextOverflow,
@@ -32,6 +34,7 @@ from dovetail_model import (
     EngineUnavailable,
     Overloaded,
 )
+from dovetail_tokenizers import ByteTokenizer
 
 TURNS = "[{text: one}, {text: two, times: 2}, {text: three}]"
 
@@ -45,6 +48,20 @@ def test_scripted_engine_implements_token_engine() -> None:
 
 def texts(scripted: ScriptedEngine, requests: list[EngineRequest]) -> list[str]:
     return [play_text(scripted, one).removesuffix("<|end|>") for one in requests]
+
+
+def test_own_selector_replaces_the_rules_of_the_script() -> None:
+    class Echo(ReplySelector):
+        def select(self, request: EngineRequest) -> ScriptedReply:
+            return ScriptedReply((f"{len(request.prompt)} tokens",))
+
+    script, tokenizer = Script.from_text("from the script"), ByteTokenizer(["<|end|>"])
+    stop_ids = tokenizer.encode("<|end|>")
+    scripted = ScriptedEngine(
+        tokenizer, script, stop_ids=stop_ids, selector=Echo(script, tokenizer)
+    )
+    length = len(request().prompt)
+    assert texts(scripted, [request()]) == [f"{length} tokens"]
 
 
 @pytest.mark.parametrize(
