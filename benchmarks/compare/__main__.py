@@ -44,7 +44,7 @@ def _sensitive(*names: str) -> tuple[str, ...]:
 
 LAB = {"alias": "lab-model"}
 BRIEF = "Prefer few tool calls."
-REVIEW = {**LAB, "follow_up": f"{FOLLOW_UP}, then say that it is right."}
+REVIEW = {**LAB, "follow_up": f"{FOLLOW_UP}, then report the result."}
 EXPERIMENTS = (
     KnownExperiment(
         "codex-null", "codex", _sensitive("instructions", "truncation"), LAB, LAB, NO_EFFECT

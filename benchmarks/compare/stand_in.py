@@ -89,8 +89,8 @@ class StandInModel(ReplySelector):
         separators = (",", ":") if self._options.compact else (", ", ": ")
         written = json.dumps(arguments, separators=separators)
         call = f'{{"name": "{shell if name == "shell" else name}", "arguments": {written}}}'
-        thought = f"<think>\nStep {done + 1}: {name}.\n</think>\n\n"
-        return f"{thought}<tool_call>\n{call}\n</tool_call>"
+        reasoning = f"<think>\nStep {done + 1}: {name}.\n</think>\n\n"
+        return f"{reasoning}<tool_call>\n{call}\n</tool_call>"
 
     def _plan(self, prompt: str, task: CodingTask) -> list[tuple[str, object]]:
         """Return all calls of the run, given what the prompt shows so far."""

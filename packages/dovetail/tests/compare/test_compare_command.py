@@ -108,7 +108,7 @@ def test_killed_experiment_is_continued(tmp_path: Path, solving: Path) -> None:
     assert Counter(one.status for one in after) == {"completed": 8}
 
 
-def test_interrupted_experiment_says_how_to_continue(tmp_path: Path, solving: Path) -> None:
+def test_interrupted_experiment_can_be_continued(tmp_path: Path, solving: Path) -> None:
     hanging = write_profile(tmp_path / "hanging", [{"text": "x", "hang": True}])
     command = [
         *(sys.executable, "-m", "dovetail", "compare", "--tasks", str(tmp_path / "tasks")),

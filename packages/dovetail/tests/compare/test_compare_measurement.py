@@ -65,13 +65,13 @@ def prefix(total: int, again: int | None = None, reason: str | None = None) -> d
     return {f"x-dovetail-prefix-{k}": str(v) for k, v in values.items() if v is not None}
 
 
-ASK = {"role": "user", "content": "Do it."}
+PROMPT = {"role": "user", "content": "Do it."}
 
 
 def test_tool_calls_turns_and_times() -> None:
-    one = exchange(1, [ASK], {"tool_calls": [call(1), call(2, "cat")]})
-    two = exchange(2, [ASK], {"tool_calls": [call(3)]})
-    title = exchange(3, [ASK], tools=None)
+    one = exchange(1, [PROMPT], {"tool_calls": [call(1), call(2, "cat")]})
+    two = exchange(2, [PROMPT], {"tool_calls": [call(3)]})
+    title = exchange(3, [PROMPT], tools=None)
     found = measure_run(decode_exchanges([two, title, one]))
     assert found.tool_calls == {"ls": 2, "cat": 1}
     assert found.turns == 2  # a request without tools is not part of the conversation
@@ -79,7 +79,7 @@ def test_tool_calls_turns_and_times() -> None:
 
 
 def test_server_without_token_counts() -> None:
-    found = measure_run(decode_exchanges([exchange(1, [ASK])]))
+    found = measure_run(decode_exchanges([exchange(1, [PROMPT])]))
     assert found.prompt_tokens is found.cached_tokens is found.new_tokens is None
     assert found.re_prefilled_tokens is found.output_tokens is found.reasoning_tokens is None
 
@@ -91,7 +91,7 @@ def test_tokens_of_a_server_that_is_not_dovetail() -> None:
         "prompt_tokens_details": {"cached_tokens": 64},
         "completion_tokens_details": {"reasoning_tokens": 4},
     }
-    found = measure_run(decode_exchanges([exchange(1, [ASK], usage=usage)] * 2))
+    found = measure_run(decode_exchanges([exchange(1, [PROMPT], usage=usage)] * 2))
     assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (200, 128, 20)
     assert found.reasoning_tokens == 8
     assert found.new_tokens is found.re_prefilled_tokens is None
@@ -107,9 +107,9 @@ def test_tokens_that_were_prefilled_again() -> None:
         }  # fmt: skip
 
     exchanges = [
-        exchange(1, [ASK], usage=usage(100, 48), headers=prefix(100, 100, "first")),
-        exchange(2, [ASK], usage=usage(150, 112), headers=prefix(150, 30)),
-        exchange(3, [ASK], usage=usage(200, 16), headers=prefix(200, 184, "retokenization")),
+        exchange(1, [PROMPT], usage=usage(100, 48), headers=prefix(100, 100, "first")),
+        exchange(2, [PROMPT], usage=usage(150, 112), headers=prefix(150, 30)),
+        exchange(3, [PROMPT], usage=usage(200, 16), headers=prefix(200, 184, "retokenization")),
     ]
     found = measure_run(decode_exchanges(exchanges))
     assert found.new_tokens == 100 + 30 + 30  # of the third: beyond 150 + 20 known tokens
@@ -127,15 +127,15 @@ def test_tokens_that_were_prefilled_again() -> None:
     ],
 )
 def test_truncated_tool_results_are_counted_once(text: str) -> None:
-    history = [ASK, {"role": "assistant", "tool_calls": [call(1)]}, result(1, text)]
+    history = [PROMPT, {"role": "assistant", "tool_calls": [call(1)]}, result(1, text)]
     later = [*history, {"role": "assistant", "tool_calls": [call(2)]}, result(2, "all of it")]
     found = measure_run(decode_exchanges([exchange(1, history), exchange(2, later)]))
     assert found.truncated_outputs == 1
 
 
 def test_diagnostics_are_counted_by_code() -> None:
-    one = exchange(1, [ASK], headers={"x-dovetail-diagnostics": "effort_ignored, ignored:x"})
-    two = exchange(2, [ASK], headers={"x-dovetail-diagnostics": "effort_ignored"})
+    one = exchange(1, [PROMPT], headers={"x-dovetail-diagnostics": "effort_ignored, ignored:x"})
+    two = exchange(2, [PROMPT], headers={"x-dovetail-diagnostics": "effort_ignored"})
     found = measure_run(decode_exchanges([one, two]))
     assert found.diagnostics == {"effort_ignored": 2, "ignored:x": 1}
 
@@ -152,13 +152,15 @@ def test_diagnostics_are_counted_by_code() -> None:
     ],
 )
 def test_failure_of_the_endpoint_at_the_end(more: dict[str, Any], message: str | None) -> None:
-    exchanges = decode_exchanges([exchange(1, [ASK]), exchange(2, [ASK], **more)])
+    exchanges = decode_exchanges([exchange(1, [PROMPT]), exchange(2, [PROMPT], **more)])
     found = describe_failure(exchanges)
     assert (message is None and found is None) or (message or "-") in (found or "")
 
 
 def test_endpoint_that_rejects_every_request() -> None:
-    exchanges = decode_exchanges([exchange(1, [ASK], status=400), exchange(2, [ASK], status=400)])
+    exchanges = decode_exchanges(
+        [exchange(1, [PROMPT], status=400), exchange(2, [PROMPT], status=400)]
+    )
     assert describe_failure(exchanges) == "the endpoint returned HTTP 400"
 
 
@@ -167,7 +169,7 @@ def test_harness_that_sends_nothing() -> None:
 
 
 def test_failed_requests_are_not_compared() -> None:
-    failed = exchange(1, [ASK], status=503)
+    failed = exchange(1, [PROMPT], status=503)
     good = exchange(2, [{"role": "user", "content": "In /tmp/x/work"}])
     (found,) = to_session_requests(decode_exchanges([failed, good]), {"/tmp/x": "<scratch>"})
     assert found.body["messages"][0]["content"] == "In <scratch>/work"

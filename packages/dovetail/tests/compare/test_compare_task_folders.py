@@ -17,7 +17,7 @@ def test_tasks_are_read_in_order_and_selected(tmp_path: Path) -> None:
         load_tasks(tmp_path, ["x*"])
 
 
-def test_check_tells_solved_from_unsolved(tmp_path: Path) -> None:
+def test_check_distinguishes_solved_and_unsolved(tmp_path: Path) -> None:
     write_task(tmp_path, "one")
     (task,) = load_tasks(tmp_path)
     task.copy_workspace(tmp_path / "work")

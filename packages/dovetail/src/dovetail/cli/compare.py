@@ -71,8 +71,8 @@ def compare(  # noqa: PLR0913 - each is a flag
     """Compare how an agent behaves under two profiles of the serving path.
 
     Runs each task under both profiles, in random order, and tests the differences between the runs
-    of each pair. The agent runs commands on this machine without asking: use a container. The exit
-    status is 0 if all runs were measured, whatever the result; 1 if some runs could not be
+    of each pair. The agent runs commands on this machine without confirmation: use a container. The
+    exit status is 0 if all runs were measured, whatever the result; 1 if some runs could not be
     measured; 2 if nothing could be run; 3 if an endpoint failed repeatedly; 130 after Ctrl-C.
     Finished runs are kept in every case: the same command continues.
     """

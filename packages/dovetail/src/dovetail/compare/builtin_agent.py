@@ -34,7 +34,7 @@ from dovetail_model import Sampling
 
 SYSTEM_PROMPT = """\
 You are a coding agent. You work on the files of one folder with the tools that you have. Read the
-files that the task is about before you change them. When the task is done, say so in one short
+files that the task is about before you change them. When the task is done, report it in one short
 sentence and make no more calls."""
 KEY_VARIABLE = "DOVETAIL_COMPARE_KEY"
 _COMMAND_TIMEOUT_SECONDS = 60.0

@@ -1,7 +1,7 @@
 """Measure a run from the exchanges between the harness and the endpoint.
 
 Counts of cached tokens are those of the endpoint. If the endpoint is Dovetail, its debug headers
-say how each prompt continues the earlier ones of its session.
+report how each prompt continues the earlier ones of its session.
 """
 
 import re
@@ -80,29 +80,29 @@ def select_session(exchanges: Sequence[DecodedExchange]) -> list[DecodedExchange
 
 
 def measure_run(exchanges: Sequence[DecodedExchange]) -> RunMeasures:
-    """Sum up the exchanges of a run that the endpoint answered."""
-    answered = [one for one in exchanges if not one.exchange.has_failed]
-    usages = [one.response.usage for one in answered]
+    """Sum up the exchanges of a run with a response of the endpoint."""
+    responded = [one for one in exchanges if not one.exchange.has_failed]
+    usages = [one.response.usage for one in responded]
     known = [usage for usage in usages if usage is not None]
     complete = len(known) == len(usages) and bool(known)
     cached = sum(usage.cached_tokens for usage in known) if complete else None
-    new = _count_new_tokens(answered) if complete else None
+    new = _count_new_tokens(responded) if complete else None
     return RunMeasures(
-        turns=len(select_session(answered)),
-        tool_calls=_count_calls(answered),
+        turns=len(select_session(responded)),
+        tool_calls=_count_calls(responded),
         prompt_tokens=sum(usage.input_tokens for usage in known) if complete else None,
         new_tokens=None if new is None else sum(new),
         cached_tokens=cached or None,  # Dovetail reports 0 if its engine does not report them
         re_prefilled_tokens=_sum_re_prefilled(known, new) if cached and new is not None else None,
         output_tokens=sum(usage.output_tokens for usage in known) if complete else None,
-        reasoning_tokens=_sum_reasoning(answered, known) if complete else None,
+        reasoning_tokens=_sum_reasoning(responded, known) if complete else None,
         ttft_seconds=tuple(
             max(0.0, one.response.first_token - one.exchange.request_received)
-            for one in answered
+            for one in responded
             if one.response.first_token is not None
         ),
-        truncated_outputs=_count_truncated(answered),
-        diagnostics=_count_diagnostics(answered),
+        truncated_outputs=_count_truncated(responded),
+        diagnostics=_count_diagnostics(responded),
     )
 
 
@@ -114,8 +114,8 @@ def describe_failure(exchanges: Sequence[DecodedExchange]) -> str | None:
     last = session[-1].exchange
     if last.status == 0:
         return "the endpoint closed the connection without a response"
-    never_answered = all(one.exchange.has_failed for one in session)
-    if last.status >= 500 or last.status in (401, 403, 404, 429) or never_answered:
+    never_responded = all(one.exchange.has_failed for one in session)
+    if last.status >= 500 or last.status in (401, 403, 404, 429) or never_responded:
         return f"the endpoint returned HTTP {last.status}"
     if last.has_failed:  # such as a prompt that is too long: part of the agent's behavior
         return None
@@ -129,13 +129,13 @@ def to_session_requests(
     exchanges: Sequence[DecodedExchange], paths: Mapping[str, str]
 ) -> list[SessionRequest]:
     """Return the requests of the conversation, in the form in which two runs are compared."""
-    answered = [one for one in exchanges if not one.exchange.has_failed]
+    responded = [one for one in exchanges if not one.exchange.has_failed]
     return [
         SessionRequest(
             normalize(_decode_body(one.exchange.request), paths),
             normalize(_describe_output(one), paths, top=False),
         )
-        for one in select_session(answered)
+        for one in select_session(responded)
     ]
 
 
