@@ -1,7 +1,8 @@
 """Run experiments whose true effect is known: `python -m benchmarks.compare OUT [NAME...]`.
 
 Each runs the real harness on a stand-in model behind Dovetail. The records and reports are in
-OUT/NAME; finished experiments are not run again. Prints a Markdown table of the results.
+OUT/NAME, with the plots as SVG files; finished experiments are not run again. Prints a Markdown
+table of the results.
 """
 
 import json
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.stand_in import FOLLOW_UP
+from dovetail.compare.plots import PlotsUnavailable, render_plots
+from dovetail.compare.report import build_report
+from dovetail.compare.store import read_plan, read_records
 
 ROOT = Path(__file__).parents[2]
 HARNESSES = Path(os.environ.get("DOVETAIL_HARNESSES") or ROOT / ".cache" / "harnesses" / "bin")
@@ -152,6 +156,7 @@ def main(arguments: Sequence[str]) -> int:
             if status := run_experiment(experiment, out):
                 return status
             rows.append(_format_row(experiment, out / experiment.name / "report.json"))
+            _write_plots(out / experiment.name)
     print("| experiment | harness | true effect | a | b | b - a | 95 % interval | p | verdict |")
     print("|---|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
@@ -217,6 +222,20 @@ def _create_model(folder: Path) -> Path:
     assert _KEEPS_LOOP in template
     (folder / "without-reasoning.jinja").write_text(template.replace(_KEEPS_LOOP, "false"))
     return folder
+
+
+def _write_plots(folder: Path) -> None:
+    """Write the plots of a report as files, if matplotlib is installed."""
+    plan = read_plan(folder)
+    assert plan is not None
+    report = build_report(plan.experiment, read_records(folder))
+    try:
+        plots = render_plots(report.measures)
+    except PlotsUnavailable as error:
+        print(error, file=sys.stderr)
+        return
+    for name, plot in zip(("tasks", "effects"), plots.values(), strict=True):
+        (folder / f"{name}.svg").write_text(f"{plot}\n")
 
 
 def _toml(value: Any) -> str:

@@ -65,7 +65,7 @@ def prefix(total: int, again: int | None = None, reason: str | None = None) -> d
     return {f"x-dovetail-prefix-{k}": str(v) for k, v in values.items() if v is not None}
 
 
-PROMPT = {"role": "user", "content": "Do it."}
+PROMPT: dict[str, Any] = {"role": "user", "content": "Do it."}
 
 
 def test_tool_calls_turns_and_times() -> None:
