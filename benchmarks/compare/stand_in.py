@@ -73,9 +73,10 @@ class StandInModel(ReplySelector):
 
     def select(self, request: EngineRequest) -> ScriptedReply:
         text = self._tokenizer.decode(request.prompt)
-        return ScriptedReply((self._write_reply(text),))
+        return ScriptedReply((self.write_reply(text),))
 
-    def _write_reply(self, prompt: str) -> str:
+    def write_reply(self, prompt: str) -> str:
+        """Return the next turn for a rendered prompt: a tool call, or the end."""
         shell = next((name for name in _SHELL_TOOLS if f'"name": "{name}"' in prompt), None)
         task = next((one for one in self._tasks if one.instructions[:60] in prompt), None)
         if shell is None or task is None:
