@@ -31,8 +31,8 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        ("codex-instructions", "input[0].content[0].text"),
-        ("claude-instructions", "system[2].text"),
+        ("codex-instructions", "input[0].content"),
+        ("claude-instructions", "system["),
     ],
 )
 def test_known_effect_is_found(name: str, path: str, tmp_path: Path) -> None:
@@ -41,12 +41,13 @@ def test_known_effect_is_found(name: str, path: str, tmp_path: Path) -> None:
     assert (calls["name"], calls["verdict"]) == ("tool calls", "higher")
     low, high = calls["effect"]["interval"]
     assert low <= 2 <= high
-    assert [one["path"] for one in report["differences"]] == [path]
+    assert report["differences"]
+    assert all(one["path"].startswith(path) for one in report["differences"])
 
 
 @pytest.mark.parametrize("name", ["codex-null", "claude-null"])
 def test_equal_profiles_show_no_difference(name: str, tmp_path: Path) -> None:
     report = run(name, tmp_path)
-    tested = [one for one in report["measures"] if one["tested"]]
-    assert {one["verdict"] for one in tested} <= {"no difference shown"}
+    calls = report["measures"][0]
+    assert (calls["name"], calls["verdict"]) == ("tool calls", "no difference shown")
     assert report["differences"] == []  # the requests are equal while the outputs are
