@@ -6,15 +6,18 @@ input never becomes a label.
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dovetail.telemetry.metric_families import (
+    CounterFamily,
+    GaugeFamily,
+    HistogramFamily,
+    cumulate_buckets,
+)
 from dovetail.telemetry.record import PrefixStats, RequestRecord
 
 VERSION = version("dovetail")
@@ -58,8 +61,7 @@ _HISTOGRAM_HELP = {
 class InterTokenHistogram:
     """Inter-token latency of one model.
 
-    The histogram of the library takes a lock and searches its buckets, which is too slow per token.
-    All streams run on one event loop, so plain lists suffice, and the caller updates them in place.
+    The caller updates it in place: a call per token would be too slow.
 
     `counts`: one item per bound of `INTER_TOKEN_BUCKETS_SECONDS` and one above.
     `sum`: the total in seconds.
@@ -73,37 +75,7 @@ class InterTokenHistogram:
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Return the cumulative counts by upper bound, as Prometheus expects them, and the sum."""
-        total, buckets = 0, []
-        for bound, count in zip(
-            [*map(str, INTER_TOKEN_BUCKETS_SECONDS), "+Inf"], self.counts, strict=True
-        ):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets, self.sum
-
-
-class _CachedLabels(MetricWrapperBase):
-    """Caches the children of a metric: the library checks the labels and locks at every use."""
-
-    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        known: dict[tuple[object, ...], Self] = self.__dict__.setdefault("_known", {})
-        key = (*labelvalues, *labelkwargs.items())
-        child = known.get(key)
-        if child is None:
-            child = known[key] = super().labels(*labelvalues, **labelkwargs)
-        return child
-
-
-class _Counter(_CachedLabels, Counter):
-    pass
-
-
-class _Gauge(_CachedLabels, Gauge):
-    pass
-
-
-class _Histogram(_CachedLabels, Histogram):
-    pass
+        return cumulate_buckets(INTER_TOKEN_BUCKETS_SECONDS, self.counts), self.sum
 
 
 class Metrics:
@@ -116,9 +88,9 @@ class Metrics:
     queued_requests = 0
 
     def __init__(self) -> None:
-        self.registry: CollectorRegistry = _RegistryWithoutCreated()
+        self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._gauge("build_info", "Always 1, with the version.", "version").labels(VERSION).set(1)
+        self._gauge("build_info", "Always 1, with the version.", "version").set(1, (VERSION,))
         by_model = ("model",)
         self._requests = self._counter(
             "requests", "Finished requests.", "model", "endpoint", "request_type", "status"
@@ -198,7 +170,7 @@ class Metrics:
             "refused_connections", "Connections refused before a request was read.", "reason"
         )
         # Created with 0, so that the first refusal is an increase.
-        self._refused_connections.labels("connections")
+        self._refused_connections.add(("connections",), 0)
         self._tls_failures = self._counter("tls_failures", "Failed TLS handshakes.", "reason")
         self._held_body_bytes = self._gauge(
             "held_body_bytes", "Bytes of bodies and messages of unfinished requests."
@@ -224,42 +196,42 @@ class Metrics:
 
     def start_request(self, endpoint: str) -> None:
         self.inflight_requests += 1
-        self._inflight.labels(endpoint).inc()
+        self._inflight.add((endpoint,))
 
     def add_queued(self, delta: int) -> None:
         """Change the number of requests that wait for their first token."""
         self.queued_requests += delta
-        self._queued.inc(delta)
+        self._queued.add(amount=delta)
 
     def count_inexact_turn(self, model: str) -> None:
-        self._inexact_turns.labels(model).inc()
+        self._inexact_turns.add((model,))
 
     def count_migration(self, model: str, tokens: int) -> None:
         """Count a migration to another replica, with the tokens carried over."""
-        self._migrations.labels(model).inc()
-        self._migrated_tokens.labels(model).inc(tokens)
+        self._migrations.add((model,))
+        self._migrated_tokens.add((model,), tokens)
 
     def count_recovery(self, model: str, kind: str, inserted: int, dropped: int) -> None:
         """Count a recovered turn, with the tokens that were inserted into it or dropped."""
-        self._recoveries.labels(model, kind).inc()
-        self._recovery_tokens.labels(model, "inserted").inc(inserted)
-        self._recovery_tokens.labels(model, "dropped").inc(dropped)
+        self._recoveries.add((model, kind))
+        self._recovery_tokens.add((model, "inserted"), inserted)
+        self._recovery_tokens.add((model, "dropped"), dropped)
 
     def count_trace_dropped(self) -> None:
         """Count a request that the trace dropped."""
-        self._trace_dropped.inc()
+        self._trace_dropped.add()
 
     def count_rate_limited(self, reason: str) -> None:
         """Count a rejected request. `reason` names the limit and is from a closed set."""
-        self._rate_limited.labels(reason).inc()
+        self._rate_limited.add((reason,))
 
     def count_refused_connection(self, reason: str) -> None:
         """Count a connection refused below the application. `reason` is from a closed set."""
-        self._refused_connections.labels(reason).inc()
+        self._refused_connections.add((reason,))
 
     def count_tls_failure(self, reason: str) -> None:
         """Count a failed TLS handshake. `reason` is from a closed set."""
-        self._tls_failures.labels(reason).inc()
+        self._tls_failures.add((reason,))
 
     def track_certificate_expiry(self, read_expiry: Callable[[], float]) -> None:
         """Report the expiry of the certificate as a Unix time."""
@@ -272,7 +244,7 @@ class Metrics:
 
     def add_websockets(self, delta: int) -> None:
         """Change the number of open WebSocket connections."""
-        self._websockets.inc(delta)
+        self._websockets.add(amount=delta)
 
     def set_draining(self, draining: bool) -> None:
         """Set whether the server is draining."""
@@ -280,99 +252,86 @@ class Metrics:
 
     def add_background_responses(self, delta: int) -> None:
         """Change the number of background responses in progress."""
-        self._background.inc(delta)
+        self._background.add(amount=delta)
 
     def count_restarts(self, times: int) -> None:
         """Count the restarts of this worker after crashes."""
-        self._restarts.inc(times)
+        self._restarts.add(amount=times)
 
     def record_request(self, record: RequestRecord) -> None:
         """Count a finished request."""
         kind = "stream" if record.stream else "unary"
         self.inflight_requests -= 1
-        self._inflight.labels(record.endpoint).dec()
-        self._requests.labels(record.model, record.endpoint, kind, str(record.status)).inc()
-        self._duration.labels(record.model, record.endpoint, kind).observe(record.duration)
+        self._inflight.add((record.endpoint,), -1)
+        self._requests.add((record.model, record.endpoint, kind, str(record.status)))
+        self._duration.observe((record.model, record.endpoint, kind), record.duration)
         if record.disconnected:
-            self._disconnected.labels(record.model).inc()
+            self._disconnected.add((record.model,))
         for code, count in record.diagnostics.items():
-            self._diagnostics.labels(record.model, code).inc(count)
+            self._diagnostics.add((record.model, code), count)
         self._count_tokens(record)
         self._count_durations(record)
 
     def _count_tokens(self, record: RequestRecord) -> None:
         if record.usage is not None:
-            self._input.labels(record.model).observe(record.usage.input_tokens)
-            self._output.labels(record.model).observe(record.usage.output_tokens)
-            self._cached.labels(record.model).observe(record.usage.cached_tokens)
+            self._input.observe((record.model,), record.usage.input_tokens)
+            self._output.observe((record.model,), record.usage.output_tokens)
+            self._cached.observe((record.model,), record.usage.cached_tokens)
         if record.reprefilled is not None:
-            self._reprefilled.labels(record.model).inc(record.reprefilled)
+            self._reprefilled.add((record.model,), record.reprefilled)
 
     def _count_durations(self, record: RequestRecord) -> None:
         if record.first_token is not None:
-            self._time_to_first_token.labels(record.model).observe(record.first_token)
+            self._time_to_first_token.observe((record.model,), record.first_token)
         if record.decoded is not None and record.admitted is not None:
-            self._queue_wait.labels(record.model).observe(record.admitted - record.decoded)
+            self._queue_wait.observe((record.model,), record.admitted - record.decoded)
         if record.admitted is not None and record.prepared is not None:
-            self._prepare_time.labels(record.model).observe(record.prepared - record.admitted)
+            self._prepare_time.observe((record.model,), record.prepared - record.admitted)
         if record.stream and record.last_event is not None:
             for call in record.calls:
                 if call.dispatched is not None and call.returned is None:
-                    self._dispatch_lead.labels(record.model).observe(
-                        record.last_event - call.dispatched
+                    self._dispatch_lead.observe(
+                        (record.model,), record.last_event - call.dispatched
                     )
 
     def count_server_call(self, tool: str, outcome: str, seconds: float) -> None:
         """Count a call of a server tool. `outcome` is `ok` or an error code."""
-        self._server_tools.labels(tool, outcome).observe(seconds)
+        self._server_tools.observe((tool, outcome), seconds)
 
     def count_prompt(self, model: str, prefix: PrefixStats, splice_failures: int) -> None:
         """Count a prompt: reason of divergence, origin of its turns, splice failures."""
-        self._prefix_reasons.labels(model, prefix.reason or "none").inc()
+        self._prefix_reasons.add((model, prefix.reason or "none"))
         kinds = {
             "kept": prefix.common,
             "new": prefix.total - prefix.common,
             "lost": prefix.lost,
         }
         for kind, count in kinds.items():
-            self._prefix_tokens.labels(model, kind).inc(count)
+            self._prefix_tokens.add((model, kind), count)
         self.count_replayed_turns(model, prefix.turns)
         if splice_failures:
-            self._splice_failures.labels(model).inc(splice_failures)
+            self._splice_failures.add((model,), splice_failures)
 
     def count_replayed_turns(self, model: str, turns: dict[str, int]) -> None:
         """Count assistant turns by their origin in the prompt."""
         for kind, count in turns.items():
-            self._replayed_turns.labels(model, kind).inc(count)
+            self._replayed_turns.add((model, kind), count)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics in a format that the client accepts, and the content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return _Counter(f"dovetail_{name}", help, labels, registry=self.registry)
+    def _counter(self, name: str, help: str, *labels: str) -> CounterFamily:
+        return CounterFamily(self.registry, f"dovetail_{name}", help, labels)
 
-    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
-        return _Gauge(f"dovetail_{name}", help, labels, registry=self.registry)
+    def _gauge(self, name: str, help: str, *labels: str) -> GaugeFamily:
+        return GaugeFamily(self.registry, f"dovetail_{name}", help, labels)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return _Histogram(
-            f"dovetail_{name}",
-            _HISTOGRAM_HELP[name],
-            labels,
-            buckets=buckets,
-            registry=self.registry,
+    def _histogram(self, name: str, bounds: tuple[float, ...], *labels: str) -> HistogramFamily:
+        return HistogramFamily(
+            self.registry, f"dovetail_{name}", _HISTOGRAM_HELP[name], labels, bounds
         )
-
-
-class _RegistryWithoutCreated(CollectorRegistry):
-    """A registry without `_created` series, which would double the number of series."""
-
-    def collect(self) -> Iterable[Metric]:
-        for family in super().collect():
-            family.samples = [one for one in family.samples if not one.name.endswith("_created")]
-            yield family
 
 
 class _InterTokenCollector(Collector):
