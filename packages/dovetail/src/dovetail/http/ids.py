@@ -1,21 +1,21 @@
 """Public ids, which are globally unique and hard to guess."""
 
 import re
-import secrets
 from collections.abc import Callable
 
-_ID_BYTES = 12  # 24 hexadecimal digits, which every client accepts
+from dovetail.storage.random_ids import new_id_number
+
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})[0-9a-f]{4,8}")
 
 
 def new_id(prefix: str) -> str:
-    """Create an id with the prefix of an API."""
-    return prefix + secrets.token_hex(_ID_BYTES)
+    """Create an id with the prefix of an API, of 24 hexadecimal digits, which clients accept."""
+    return prefix + new_id_number().hex()
 
 
 def new_response_number() -> str:
     """Create the part of a response's id that follows its prefix."""
-    return secrets.token_hex(_ID_BYTES)
+    return new_id_number().hex()
 
 
 class ResponseIds:

@@ -4,19 +4,20 @@ An entry does not hold the complete prompt: only its new tokens and the id of th
 """
 
 import hashlib
-import secrets
 from array import array
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+
+from dovetail.storage.random_ids import new_id_number
 
 TOKEN_ID_TYPECODE = "I"  # array type code of token ids: four bytes each
 FINISH_INTERRUPTED = "broken"  # the engine failed, or the client disconnected
 FINISH_REPEATED = "repeated"  # the server ended a turn that repeated itself
 LOGPROB_TYPECODE = "f"  # array type code of logprobs; NaN for an unknown logprob
 
-_ENTRY_ID_BYTES = 12
 _MAX_SESSION_NAME_CHARS = 200  # a longer session name is stored as its hash
 
 
@@ -122,9 +123,10 @@ def normalize_session_name(name: str) -> str:
 
 def create_entry_id() -> str:
     """Create an unguessable id. It never starts with a dash: users type it on command lines."""
-    while (entry_id := secrets.token_urlsafe(_ENTRY_ID_BYTES)).startswith("-"):
-        pass
-    return entry_id
+    while True:
+        entry_id = urlsafe_b64encode(new_id_number()).decode()
+        if entry_id[0] != "-":
+            return entry_id
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
