@@ -92,7 +92,10 @@ class LruCache(Generic[_K, _V]):
             self.pop(key)
             self._entries[key] = value
             self._total_size += self._size_of(value)
-        while self._exceeds_bounds():
+        max_entries, max_size = self._max_entries, self._max_size
+        while (max_entries is not None and len(self._entries) > max_entries) or (
+            max_size is not None and self._total_size > max_size
+        ):
             evicted = self.pop_oldest()
             if self._on_evict is not None:
                 self._on_evict(*evicted)
@@ -124,9 +127,3 @@ class LruCache(Generic[_K, _V]):
         """Remove all entries."""
         self._entries.clear()
         self._total_size = 0
-
-    def _exceeds_bounds(self) -> bool:
-        entries, size = self._max_entries, self._max_size
-        return (entries is not None and len(self._entries) > entries) or (
-            size is not None and self._total_size > size
-        )

@@ -43,7 +43,16 @@ class SqliteThread:
     its results are delivered. Failures are recorded in `faults`.
     """
 
-    __slots__ = ("_cleanup", "_committed", "_connection", "_faults", "_jobs", "_name", "_thread")
+    __slots__ = (
+        "_cleanup",
+        "_closed",
+        "_committed",
+        "_connection",
+        "_faults",
+        "_jobs",
+        "_name",
+        "_thread",
+    )
 
     def __init__(
         self,
@@ -60,6 +69,7 @@ class SqliteThread:
         self._committed = committed
         self._faults = faults
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._closed = False
         self._thread = Thread(target=self._work, name="dovetail-store", daemon=True)
         self._thread.start()
 
@@ -73,12 +83,13 @@ class SqliteThread:
 
     async def close(self) -> None:
         """Finish the queued jobs, then close the connection."""
-        if self._thread.is_alive():
+        if not self._closed:
+            self._closed = True
             self._jobs.put(None)
-            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join)
 
     async def _submit(self, job: "_Job[_T]") -> _T:
-        if not self._thread.is_alive():
+        if self._closed:
             raise StoreError(f"{self._name} is closed")
         self._jobs.put(job)
         try:
@@ -94,11 +105,14 @@ class SqliteThread:
 
     def _work(self) -> None:
         running = True
-        while running:
-            batch = self._batch()
-            running = batch[-1] is not None
-            self._transact([job for job in batch if job is not None])
-        self._connection.close()
+        try:
+            while running:
+                batch = self._batch()
+                running = batch[-1] is not None
+                self._transact([job for job in batch if job is not None])
+            self._connection.close()
+        finally:
+            self._closed = True
 
     def _batch(self) -> "list[_Job[Any] | None]":
         """Return the next job and the jobs queued after it, up to the limit or the end marker."""
