@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, TextIO
 
 from dovetail.telemetry.record import RequestRecord
@@ -30,6 +31,8 @@ def configure_logging(
     """Send all log records to one handler, as logfmt or JSON."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
+    # No formatter shows these, and looking them up costs more than the rest of a record.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -110,9 +113,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _log_fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, LogValue]:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     line: dict[str, LogValue] = {
-        "ts": f"{seconds}.{int(record.msecs):03d}Z",
+        "ts": f"{_format_seconds(int(record.created))}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
         "logger": record.name,
         "event": record.getMessage(),
@@ -125,6 +127,11 @@ def _log_fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict
     return _limit_length(line)
 
 
+@lru_cache(maxsize=2)
+def _format_seconds(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
 def _limit_length(line: dict[str, LogValue]) -> dict[str, LogValue]:
     """Shorten long values: clients choose some of them, and tracebacks can be huge."""
     room = MAX_LINE_CHARS
@@ -132,10 +139,12 @@ def _limit_length(line: dict[str, LogValue]) -> dict[str, LogValue]:
         if type(value) in _SHORT_TYPES:
             continue
         text = str(value)
-        if len(text) > room or len(text) > MAX_VALUE_CHARS:
+        length = len(text)
+        if length > room or length > MAX_VALUE_CHARS:
             text = _shorten(text, min(room, MAX_VALUE_CHARS))
+            length = len(text)
         line[name] = text
-        room = max(0, room - len(text))
+        room = room - length if length < room else 0
     return line
 
 
@@ -148,12 +157,11 @@ def _shorten(text: str, max_chars: int) -> str:
 
 
 def _format_value(value: LogValue) -> str:
+    if type(value) is str:
+        return value if _UNQUOTED_VALUE.fullmatch(value) else _to_json(value)
     if value is True or value is False:
         return "true" if value else "false"
-    text = str(value)
-    if type(value) is int or type(value) is float:
-        return text
-    return text if _UNQUOTED_VALUE.fullmatch(text) else _to_json(text)
+    return str(value)
 
 
 def _to_json(value: object) -> str:
