@@ -182,7 +182,9 @@ class PrefixDiagnostics:
     def compare(self, observation: PromptObservation) -> PrefixReport:
         """Compare a prompt with the last one of its session, then record it as the last."""
         observation = self.identify(observation)
-        branch, common = self._nearest(self._session_branches(observation), observation)
+        branches = self._branches(observation.session)
+        related = [one for one in reversed(branches) if not one.is_unrelated(observation)]
+        branch, common = self._nearest(related, observation)
         found = (
             self._report_first(observation)
             if branch is None
@@ -210,10 +212,11 @@ class PrefixDiagnostics:
         `prompt`: the prompt of the output; by default the last one of the session.
         `history_keys`: by which the next prompt is found if it has no session id.
         """
-        branches = reversed(self._branches(session))
-        branch = next((one for one in branches if prompt is None or one.ends_with(prompt)), None)
-        if branch is None:  # already evicted
-            return
+        for branch in reversed(self._branches(session)):
+            if prompt is None or branch.ends_with(prompt):
+                break
+        else:
+            return  # already evicted
         self._held_bytes -= branch.size
         branch.set_output(array("I", ids).tobytes(), turn)
         self._held_bytes += branch.size
@@ -293,32 +296,28 @@ class PrefixDiagnostics:
         self, branches: Iterable[_Branch], observation: PromptObservation
     ) -> tuple[_Branch | None, int]:
         """Return the branch with the longest common prefix, and the length of the prefix."""
-        best, max_common, id_bytes = None, -1, _id_bytes(observation)
+        best, max_common, total = None, -1, len(observation.ids)
         for branch in branches:
+            id_bytes = _id_bytes(observation)
             common = count_common_bytes(branch.token_bytes, id_bytes) // _TOKEN_ID_BYTES
             if common > max_common:
                 best, max_common = branch, common
+                if common == total:  # no other branch has more in common
+                    break
         return best, max_common
-
-    def _session_branches(self, observation: PromptObservation) -> Iterator[_Branch]:
-        """Return the branches of the session that the prompt may extend, newest first."""
-        branches = reversed(self._branches(observation.session))
-        return (branch for branch in branches if not branch.is_unrelated(observation))
 
     def _branches(self, session: str | None) -> Sequence[_Branch]:
         return () if session is None else self._sessions.peek(session) or ()
 
     def _other_sessions(self, observation: PromptObservation) -> Iterator[_Branch]:
         """Return the newest branches of recent sessions of the same harness."""
-        newest = (
-            branches[-1]
-            for session, branches in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS)
-            if session != observation.session
-        )
-        return islice(
-            (branch for branch in newest if branch.harness == observation.harness),
-            _MAX_OTHER_SESSIONS,
-        )
+        found = 0
+        for session, branches in islice(self._sessions.newest_first(), 8 * _MAX_OTHER_SESSIONS):
+            if session != observation.session and branches[-1].harness == observation.harness:
+                yield branches[-1]
+                found += 1
+                if found == _MAX_OTHER_SESSIONS:
+                    return
 
     def _decode_around(
         self, branch: _Branch, observation: PromptObservation, index: int
@@ -351,8 +350,10 @@ class PrefixDiagnostics:
             self._held_bytes -= branch.size
             branch.extend(observation, common)
         branches.append(branch)
-        self._sessions.put(session, branches[-_MAX_BRANCHES:])
-        self._held_bytes += branch.size - sum(one.size for one in branches[:-_MAX_BRANCHES])
+        self._held_bytes += branch.size
+        if len(branches) > _MAX_BRANCHES:
+            self._held_bytes -= branches.pop(0).size
+        self._sessions.put(session, branches)
         self._evict()
 
     def release(self, session: str) -> None:
@@ -362,11 +363,11 @@ class PrefixDiagnostics:
         self._histories.remove(session)
 
     def _evict(self) -> None:
-        while len(self._sessions) and self._total_bytes() > self._max_bytes:
-            self.release(next(iter(self._sessions)))
-
-    def _total_bytes(self) -> int:
-        return self._held_bytes + self._histories.held_bytes
+        while self._held_bytes + self._histories.held_bytes > self._max_bytes:
+            oldest = self._sessions.oldest()
+            if oldest is None:
+                return
+            self.release(oldest[0])
 
 
 def _id_bytes(observation: PromptObservation) -> memoryview:
