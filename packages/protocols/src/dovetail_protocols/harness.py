@@ -17,6 +17,7 @@ _USER_AGENTS = (
     ("openai/", "openai-sdk"),
     ("asyncopenai/", "openai-sdk"),
 )
+_PREFIXES = tuple(prefix for prefix, _ in _USER_AGENTS)
 #: Headers that only one harness sends, for proxies that replace the `user-agent`.
 _HEADERS = (("x-claude-code-session-id", "claude"), ("x-codex-turn-metadata", "codex"))
 
@@ -24,7 +25,9 @@ _HEADERS = (("x-claude-code-session-id", "claude"), ("x-codex-turn-metadata", "c
 def read_harness(headers: Headers) -> str:
     """Return the harness or SDK of a client. The names are a closed set: clients choose headers."""
     agent = headers.get("user-agent", "").lower()
-    for prefix, name in _USER_AGENTS:
-        if agent.startswith(prefix):
+    if agent.startswith(_PREFIXES):
+        return next(name for prefix, name in _USER_AGENTS if agent.startswith(prefix))
+    for header, name in _HEADERS:
+        if header in headers:
             return name
-    return next((name for header, name in _HEADERS if header in headers), OTHER)
+    return OTHER

@@ -4,10 +4,12 @@ Of several choices, only the output of the first is recorded. All records that g
 of a model are bounded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 from typing import Any
+
+from msgspec.structs import replace
 
 from dovetail.http.diagnostics import ResponseDiagnostics
 from dovetail.net.trace_context import parse_traceparent
@@ -24,6 +26,7 @@ from dovetail_model import (
     Event,
     Failure,
     Finish,
+    Identity,
     ReasoningDelta,
     Request,
     ServerToolKind,
@@ -31,6 +34,7 @@ from dovetail_model import (
     SpanEnd,
     TextDelta,
     ToolResultBlock,
+    ToolSpec,
     Usage,
 )
 
@@ -87,8 +91,11 @@ class OutputTimeline:
         self._close_text(end)
         return _relative_spans(self._text_spans, start)
 
-    def tool_calls(self, start: float, tool_names: frozenset[str]) -> tuple[ToolCallRecord, ...]:
-        """Return the tool calls relative to `start`, without names that are not in `tool_names`."""
+    def tool_calls(self, start: float, tools: Sequence[ToolSpec]) -> tuple[ToolCallRecord, ...]:
+        """Return the tool calls relative to `start`, without names that are not in `tools`."""
+        if not self._tool_calls:
+            return ()
+        tool_names = {tool.name for tool in tools}
         return tuple(
             ToolCallRecord(
                 opened.id or "",
@@ -147,7 +154,7 @@ class OutputTimeline:
 
 
 def _relative_spans(spans: list[OutputSpan], start: float) -> tuple[OutputSpan, ...]:
-    return tuple(OutputSpan(span.begin - start, span.end - start) for span in spans)
+    return tuple([OutputSpan(span.begin - start, span.end - start) for span in spans])
 
 
 _HANDLERS: dict[type[Event], Callable[[OutputTimeline, Any, float], None]] = {
@@ -172,8 +179,13 @@ def truncate_name(name: str) -> str:
     return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS]
 
 
-def truncate_optional_name(name: str | None) -> str | None:
-    return None if name is None else truncate_name(name)
+def truncate_names(identity: Identity) -> Identity:
+    """Return an identity whose names are suitable for logs."""
+    names = {name: getattr(identity, name) for name in ("session", "parent", "agent")}
+    long = {name: value for name, value in names.items() if value and len(value) > _MAX_NAME_CHARS}
+    if not long:
+        return identity
+    return replace(identity, **{name: value[:_MAX_NAME_CHARS] for name, value in long.items()})
 
 
 def client_traceparent(header: str | None) -> str | None:
@@ -188,14 +200,14 @@ def new_tool_result_ids(request: Request) -> tuple[str, ...]:
     for turn in reversed(request.turns):
         if turn.role == "assistant":
             break
-        ids += (b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock))
-    return tuple(truncate_name(id) for id in islice(reversed(ids), _MAX_RESULTS))
+        ids += [b.call_id for b in reversed(turn.blocks) if isinstance(b, ToolResultBlock)]
+    return tuple([truncate_name(id) for id in islice(reversed(ids), _MAX_RESULTS)])
 
 
 def prefix_stats(prepared: PreparedRequest) -> PrefixStats:
     """Compare the prompt with the previous prompt of its session."""
     diagnosis = prepared.diagnosis
-    is_first = all(turn.role != "assistant" for turn in prepared.request.turns)
+    is_first = "assistant" not in [turn.role for turn in prepared.request.turns]
     return PrefixStats(
         common=diagnosis.common_tokens,
         total=diagnosis.total_tokens,
@@ -216,7 +228,7 @@ def _count_turns(prepared: PreparedRequest) -> dict[str, int]:
     prompt, turns = prepared.prompt, prepared.request.turns
     start = prompt.history.anchor_index or 0
     end = len(turns) - (1 if turns and turns[-1].role == "assistant" else 0)
-    assistant_turns = sum(turns[at].role == "assistant" for at in range(start, end))
+    assistant_turns = [turn.role for turn in turns[start:end]].count("assistant")
     exact, rewritten = len(prompt.exact_turns | prompt.unchanged_turns), len(prompt.rewritten_turns)
     return {
         "exact": exact,

@@ -16,7 +16,7 @@ from dovetail.http.pipeline_tracker import (
     client_traceparent,
     new_tool_result_ids,
     truncate_name,
-    truncate_optional_name,
+    truncate_names,
 )
 from dovetail.pipeline.execution import RequestObserver
 from dovetail.pipeline.preparation import PreparedRequest
@@ -29,16 +29,16 @@ from dovetail.telemetry.record import (
     RequestRecord,
     RequestRecorder,
     StartedRequest,
-    StartRecorder,
 )
 from dovetail.usage.counts import UsageKey
 from dovetail.usage.writer import UsageWriter
-from dovetail_model import DovetailError, Event, Failure, Finish, Request, Usage
+from dovetail_model import DovetailError, Event, Failure, Finish, Identity, Request, Usage
 from dovetail_protocols import read_harness
 
 CLIENT_CLOSED_REQUEST = 499  # logged, never sent: the client has disconnected
 MAX_PENDING_TIMES = 64  # batches whose times are recorded together, which is cheaper
 
+_NO_IDENTITY = Identity()
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +56,8 @@ class RequestTracker:
         "_event_times",
         "_exchange",
         "_first_token_at",
+        "_harness",
+        "_identity",
         "_intervals",
         "_last_events",
         "_log_prefix",
@@ -95,6 +97,8 @@ class RequestTracker:
         self._accounting_number: int | None = None  # of the announced request
         self._log_suppressed = False
         self._request: Request | None = None
+        self._identity = _NO_IDENTITY
+        self._harness = read_harness(exchange.headers)
         self._model = ""
         #: Findings that are reported to the client, whether or not it requests them.
         self.diagnostics = ResponseDiagnostics()
@@ -126,10 +130,11 @@ class RequestTracker:
         """Record that the request is decoded and its model is found."""
         self._decoded_at = perf_counter()
         self._request = request
+        self._identity = truncate_names(request.identity)
         self._model = entry.name
         if self._accounting is not None:
             self._accounting_number = self._accounting.begin(
-                self._usage_key(request), entry.prices, self._decoded_at - self._exchange.started_at
+                self._usage_key(), entry.prices, self._decoded_at - self._exchange.started_at
             )
         self._pipeline = PipelineTracker(self._metrics, self.diagnostics, entry.name)
         for path in entry.ignored_fields(request):
@@ -138,29 +143,29 @@ class RequestTracker:
         self._last_events = [[] for _ in range(max(1, request.sampling.n))]
         self._queued = True
         self._metrics.add_queued(+1)
-        self._report_start(request)
+        self._report_start()
 
-    def _usage_key(self, request: Request) -> UsageKey:
-        exchange, session = self._exchange, truncate_optional_name(request.identity.session) or ""
-        harness = read_harness(exchange.headers)
-        return UsageKey(exchange.tenant, exchange.caller.name, self._model, session, harness)
+    def _usage_key(self) -> UsageKey:
+        exchange, session = self._exchange, self._identity.session or ""
+        return UsageKey(exchange.tenant, exchange.caller.name, self._model, session, self._harness)
 
-    def _report_start(self, request: Request) -> None:
-        recorders = [one for one in self._recorders if isinstance(one, StartRecorder)]
-        if not recorders:
-            return
-        identity = request.identity
-        started = StartedRequest(
-            at=time.time(),
-            tenant=self._exchange.tenant,
-            model=self._model,
-            session=truncate_optional_name(identity.session),
-            parent=truncate_optional_name(identity.parent),
-            agent=truncate_optional_name(identity.agent),
-            harness=read_harness(self._exchange.headers),
-        )
-        for recorder in recorders:
-            recorder.start_request(started)
+    def _report_start(self) -> None:
+        started: StartedRequest | None = None
+        for recorder in self._recorders:
+            start_request = getattr(recorder, "start_request", None)  # of a `StartRecorder`
+            if start_request is None:
+                continue
+            if started is None:
+                started = StartedRequest(
+                    at=time.time(),
+                    tenant=self._exchange.tenant,
+                    model=self._model,
+                    session=self._identity.session,
+                    parent=self._identity.parent,
+                    agent=self._identity.agent,
+                    harness=self._harness,
+                )
+            start_request(started)
 
     def on_admitted(self) -> None:
         """Record that the request is admitted."""
@@ -234,13 +239,16 @@ class RequestTracker:
     @property
     def failure(self) -> Failure | None:
         """The failure that ended the response, if any."""
-        ends = (events[-1] for events in self._last_events if events)
-        return next((end for end in ends if isinstance(end, Failure)), None)
+        for events in self._last_events:
+            if events and isinstance(events[-1], Failure):
+                return events[-1]
+        return None
 
     @property
     def usage(self) -> Usage | None:
         """The usage of all choices. Their shared prompt is counted once."""
-        reported = list(self._pipeline.usage_by_choice.values()) or [
+        by_choice = self._pipeline.usage_by_choice
+        reported = [*by_choice.values()] or [
             e for events in self._last_events for e in events[-2:] if isinstance(e, Usage)
         ]
         if not reported:
@@ -295,7 +303,7 @@ class RequestTracker:
         release_memory(self._exchange, usage.output_tokens if usage is not None else 0)
         self._record_intervals()
         self._leave_queue()
-        record = self._build_record()
+        record = self._build_record(usage)
         self._metrics.record_request(record)
         if self._accounting is not None and self._accounting_number is not None:
             self._accounting.finish(self._accounting_number, record)
@@ -322,11 +330,11 @@ class RequestTracker:
             self._queued = False
             self._metrics.add_queued(-1)
 
-    def _build_record(self) -> RequestRecord:
+    def _build_record(self, usage: Usage | None) -> RequestRecord:
         exchange, request, now = self._exchange, self._request, perf_counter()
         start, duration = exchange.started_at, now - exchange.started_at
-        identity = request.identity if request is not None else None
-        pipeline, usage = self._pipeline, self.usage
+        identity, pipeline, timeline = self._identity, self._pipeline, self._timeline
+        ended_at = timeline.ended_at
         return RequestRecord(
             id=exchange.request_id,
             endpoint=self._endpoint,
@@ -340,27 +348,27 @@ class RequestTracker:
             stream=request is not None and request.stream and not self.stream_not_requested,
             tenant=exchange.tenant,
             key=exchange.caller.name,
-            session=truncate_optional_name(identity.session) if identity is not None else None,
-            parent=truncate_optional_name(identity.parent) if identity is not None else None,
-            agent=truncate_optional_name(identity.agent) if identity is not None else None,
-            harness=read_harness(exchange.headers),
-            compaction=identity is not None and identity.compaction,
+            session=identity.session,
+            parent=identity.parent,
+            agent=identity.agent,
+            harness=self._harness,
+            compaction=identity.compaction,
             usage=usage,
             decoded=self._elapsed(self._decoded_at),
             admitted=self._elapsed(self._admitted_at),
             prepared=self._elapsed(pipeline.prepared_at),
             first_token=self._elapsed(self._first_token_at),
-            last_event=self._elapsed(self._timeline.ended_at),
-            reasoning_spans=self._timeline.reasoning_spans(start, self._timeline.ended_at or now),
-            text_spans=self._timeline.text_spans(start, self._timeline.ended_at or now),
-            calls=self._timeline.tool_calls(start, _tool_names(request)),
+            last_event=self._elapsed(ended_at),
+            reasoning_spans=timeline.reasoning_spans(start, ended_at or now),
+            text_spans=timeline.text_spans(start, ended_at or now),
+            calls=timeline.tool_calls(start, request.tools if request is not None else ()),
             results=() if request is None else new_tool_result_ids(request),
             prefix=pipeline.prefix,
             reprefilled=pipeline.reprefilled_tokens(usage),
             replica=pipeline.replica,
             migrations=pipeline.migrations,
             carried=pipeline.carried_tokens,
-            diagnostics=self._timeline.diagnostics,
+            diagnostics=timeline.diagnostics,
             notes=self.diagnostics.notes,
             finish=self._finish_reason(),
             error=self._error,
@@ -384,15 +392,13 @@ class RequestTracker:
             return "error"
         if self._cancelled:
             return "cancelled"
-        ends = (events[-1] for events in self._last_events if events)
-        return next((end.reason for end in ends if isinstance(end, Finish)), None)
+        for events in self._last_events:
+            if events and isinstance(events[-1], Finish):
+                return events[-1].reason
+        return None
 
     def _prompt_usage(self) -> Usage | None:
         """Return the usage of a response that did not finish, as far as it is known."""
         if self.prepared is None or self._first_token_at is None:
             return None
         return Usage(input_tokens=len(self.prepared.prompt.ids))
-
-
-def _tool_names(request: Request | None) -> frozenset[str]:
-    return frozenset(tool.name for tool in request.tools) if request is not None else frozenset()

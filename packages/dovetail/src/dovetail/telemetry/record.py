@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterator
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -190,7 +190,6 @@ class StartedRequest(msgspec.Struct, frozen=True, kw_only=True):
     harness: str
 
 
-@runtime_checkable
 class StartRecorder(Protocol):
     """A recorder that is also called when a request is decoded."""
 
