@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_entries import turn
 
+from dovetail.ledger.cache import SharedTokenIds
 from dovetail.ledger.entry import LedgerEntry, create_entry_id, pack_ids, unpack_ids
 from dovetail.ledger.ledger import RENEW_INTERVAL_SECONDS, Ledger
 from dovetail.ledger.memory_store import MemoryLedgerStore
@@ -64,6 +65,11 @@ async def _find_by_chain(ledger: Ledger, tenant: str, chain: bytes) -> list[Ledg
     return (await ledger.find_by_chain(tenant, chain, b"before")).entries
 
 
+async def _load_ids(ledger: Ledger, entry: LedgerEntry) -> "array[int] | None":
+    token_ids = await ledger.load_token_ids(entry)
+    return None if token_ids is None else token_ids[:]
+
+
 def _whole(parent: "array[int]", entry: LedgerEntry) -> "array[int]":
     """Compute the token ids of an entry by definition."""
     return parent[: entry.prefix_tokens] + unpack_ids(entry.suffix) + unpack_ids(entry.generated)
@@ -106,7 +112,7 @@ def test_recorded_turns_are_found_without_the_store() -> None:
         assert ledger.get_cached("t", "e1") is entry
         assert await ledger.get("t", "e1") is entry
         assert await ledger.find_by_call("t", "call1") == [entry]
-        assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4, 5])
+        assert await _load_ids(ledger, entry) == array("I", [1, 2, 3, 4, 5])
         assert store.calls == []
         assert await _find_by_chain(ledger, "t", b"chain") == [entry]
         assert store.calls == ["by_chain"]  # only the store knows whether there are others
@@ -138,7 +144,7 @@ def test_recording_does_not_modify_the_prompt_of_the_caller() -> None:
         entry = turn("e1", generated=pack_ids([4]))
         await ledger.record(entry, prompt)
         prompt.append(9)
-        assert await ledger.load_token_ids(entry) == array("I", [1, 2, 3, 4])
+        assert await _load_ids(ledger, entry) == array("I", [1, 2, 3, 4])
         await ledger.close()
 
     asyncio.run(main())
@@ -266,8 +272,8 @@ def test_tenants_are_isolated() -> None:
         assert await _find_by_chain(ledger, "u", b"chain") == []
         assert await ledger.load_ancestors("u", "e1") == []
         await ledger.record(theirs, PROMPT)
-        assert await ledger.load_token_ids(ours) == array("I", [1, 2, 3, 4])
-        assert await ledger.load_token_ids(theirs) == array("I", [1, 2, 3, 5])
+        assert await _load_ids(ledger, ours) == array("I", [1, 2, 3, 4])
+        assert await _load_ids(ledger, theirs) == array("I", [1, 2, 3, 5])
         child = turn("e2", tenant="v", parent="e1", prefix_tokens=3)
         assert await ledger.load_token_ids(child) is None
         await ledger.close()
@@ -297,7 +303,7 @@ def test_token_ids_equal_their_definition(seed: int, length: int, cache: int, wh
         random.Random(seed).shuffle(order)
         for at in [*order, *order]:
             for ledger in (first, second):
-                assert await ledger.load_token_ids(entries[at]) == expected[at]
+                assert await _load_ids(ledger, entries[at]) == expected[at]
         assert await second.load_ancestors("t", entries[-1].id) == entries
 
     asyncio.run(main())
@@ -310,7 +316,7 @@ def test_token_ids_of_a_very_long_session_are_rebuilt() -> None:
         for entry in entries:
             await store.put(entry)
         ledger = Ledger(store)
-        assert await ledger.load_token_ids(entries[-1]) == expected[-1]
+        assert await _load_ids(ledger, entries[-1]) == expected[-1]
         assert await ledger.load_ancestors("t", entries[-1].id) == entries
 
     asyncio.run(main())
@@ -391,7 +397,7 @@ def test_active_session_does_not_expire() -> None:
             await _record(ledger, entry, whole)
             await ledger.flush()
         assert now > 4 * MAX_AGE_SECONDS - DAY_SECONDS
-        assert await ledger.load_token_ids(entries[-1]) == expected[-1]
+        assert await _load_ids(ledger, entries[-1]) == expected[-1]
 
     asyncio.run(main())
 
@@ -424,7 +430,7 @@ def test_all_turns_are_found_after_a_restart(tmp_path: Path) -> None:
         ledger = Ledger(SqliteLedgerStore(tmp_path / "ledger.db"))
         (last,) = await ledger.find_by_call("t", "call49")
         assert await _find_by_chain(ledger, "t", b"chain49") == [last]
-        assert await ledger.load_token_ids(last) == expected[-1]
+        assert await _load_ids(ledger, last) == expected[-1]
         assert (await ledger.stats()).entries == 50
         await ledger.close()
 
@@ -436,3 +442,21 @@ def test_entry_ids_do_not_start_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> 
     made = iter([b"\xf8" * 12, b"\xfb" * 12, b"\x00" * 12])  # the first two are "-" in base64
     monkeypatch.setattr("dovetail.ledger.entry.new_id_number", lambda: next(made))
     assert create_entry_id() == "A" * 16
+
+
+def test_one_prompt_extends_shared_token_ids_in_place() -> None:
+    array_ = array("I", [1, 2, 3])
+    shared = SharedTokenIds(array_)
+    first, second = shared.take(), shared.take()
+    assert first is array_
+    assert second is not array_
+    first.append(8)
+    second.append(9)
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3, 8], [1, 2, 3, 9])
+    assert (len(shared), list(shared)) == (3, [1, 2, 3])  # as before
+    assert (shared[:].tolist(), shared[1:9].tolist(), shared[-2:].tolist()) == (
+        [1, 2, 3],
+        [2, 3],
+        [2, 3],
+    )
+    assert shared.take().tolist() == [1, 2, 3]

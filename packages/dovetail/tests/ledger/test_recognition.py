@@ -61,7 +61,7 @@ class LedgerFixture:
         """Record a turn that was generated after these turns, as recognized."""
         history = await self.recognize(*turns)
         spans = tuple(_span(block) for block in turn.blocks)
-        prompt = (history.parent_token_ids or array("I")) + array("I", [900 + len(turns)])
+        prompt = array("I", [*(history.parent_token_ids or ()), 900 + len(turns)])
         entry = plain(
             id,
             parent=history.parent.id if history.parent else None,

@@ -154,7 +154,7 @@ def test_a_session_that_began_before_the_upgrade_is_exported_completely(old: Pat
             generated=pack_ids([8, 9]),
             session="s",
         )
-        await ledger.record(grown, whole)
+        await ledger.record(grown, whole[:])
         export = LedgerExporter(ledger, "t")
         made: list[object] = [one async for one in export.iter_samples(await export.find("s"))]
         await ledger.close()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from real_models import PAIRS, Pair, model, require
 from scripted_run import OddSpelling
 
+from dovetail.ledger.cache import SharedTokenIds
 from dovetail.ledger.entry import FINISH_INTERRUPTED, LedgerEntry, unpack_ids
 from dovetail.ledger.keyring import Keyring
 from dovetail.ledger.recognized_history import RecognizedHistory
@@ -217,7 +218,7 @@ def test_without_a_sealer_there_are_no_seals() -> None:
 def test_the_entry_extends_its_parent() -> None:
     parent = _entry([*BYTES.encode(FIRST), STOP])
     whole = array("I", [1, 2, 3, 4, 5])
-    history = RecognizedHistory(parent=parent, parent_token_ids=whole)
+    history = RecognizedHistory(parent=parent, parent_token_ids=SharedTokenIds(whole[:]))
     grown = Prompt(whole + array("I", [6, 7]), "grown", False, HEAD, history)
     generation = _generation(prompt=grown)
     generation.finish()

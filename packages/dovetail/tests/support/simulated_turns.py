@@ -143,8 +143,8 @@ class LedgerTurn:
 
     def _entry(self) -> LedgerEntry:
         history, parent = self._history, self._history.parent
-        known = history.parent_token_ids or array(TOKEN_ID_TYPECODE)
-        common = count_common_ids(known, self._prompt)
+        known = history.parent_token_ids
+        common = count_common_ids(known[:], self._prompt) if known is not None else 0
         shown = digest_turn(Turn("assistant", (TextBlock(self._text),)))
         session = normalize_session_name(self._session or "") or (parent.session if parent else "")
         return LedgerEntry(

@@ -1,7 +1,7 @@
 """LRU caches of ledger entries and of their token ids."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -148,8 +148,48 @@ def _newest_ids(ids: dict[str, None] | None) -> tuple[str, ...]:
 _ARRAY_OVERHEAD_BYTES = 300  # Python objects
 
 
+class SharedTokenIds:
+    """Token ids that prompts start with. One prompt may extend them in place, without a copy.
+
+    A copy of a long prompt takes longer than the rest of its preparation, because the system has to
+    provide the memory. Other prompts get a copy: the first ids of the array never change.
+    """
+
+    __slots__ = ("_array", "_free", "_length")
+
+    def __init__(self, token_ids: "array[int]") -> None:
+        self._array = token_ids
+        self._free = [token_ids]  # empty when the array was taken
+        self._length = len(token_ids)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, part: slice) -> "array[int]":
+        """Return a copy of a part."""
+        return self._array[slice(*part.indices(self._length))]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self[:])
+
+    @property
+    def size(self) -> int:
+        """Estimated bytes."""
+        return _ARRAY_OVERHEAD_BYTES + self._length * self._array.itemsize
+
+    def take(self) -> "array[int]":
+        """Return an array with the ids that the caller may extend, but not shorten.
+
+        The first caller gets the shared array, also if several threads call at the same time.
+        """
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self[:]
+
+
 class TokenIdCache:
-    """A size-bounded LRU cache of the token ids of entries. The arrays must not be modified.
+    """A size-bounded LRU cache of the token ids of entries.
 
     Only the last two entries of each branch are cached: one long session would otherwise fill the
     cache with its earlier turns, whose token ids are prefixes of the later ones.
@@ -160,20 +200,20 @@ class TokenIdCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._parents: dict[EntryKey, EntryKey] = {}
-        self._ids: LruCache[EntryKey, array[int]] = LruCache(
+        self._ids: LruCache[EntryKey, SharedTokenIds] = LruCache(
             max_size=max_bytes,
-            size_of=_array_bytes,
+            size_of=attrgetter("size"),
             on_evict=lambda key, ids: self._parents.pop(key, None),
         )
 
-    def get(self, tenant: str, id: str) -> "array[int] | None":
+    def get(self, tenant: str, id: str) -> SharedTokenIds | None:
         """Return the token ids of an entry, or None if they are not cached."""
         return self._ids.get((tenant, id))
 
-    def add(self, entry: LedgerEntry, token_ids: "array[int]") -> None:
+    def add(self, entry: LedgerEntry, token_ids: SharedTokenIds) -> None:
         """Add token ids, and evict those of the parent next: sessions rarely branch from it."""
         key = (entry.tenant, entry.id)
-        if key in self._ids or _array_bytes(token_ids) > self._max_bytes:
+        if key in self._ids or token_ids.size > self._max_bytes:
             return
         if entry.parent is not None:
             parent = self._parents[key] = (entry.tenant, entry.parent)
@@ -190,24 +230,20 @@ class TokenIdCache:
             self._parents.pop(key, None)
 
 
-def extend_token_ids(base: "array[int]", entries: Iterable[LedgerEntry]) -> "array[int] | None":
+def extend_token_ids(base: SharedTokenIds, entries: Iterable[LedgerEntry]) -> SharedTokenIds | None:
     """Return the token ids of the last entry: each entry extends the previous one, or `base`.
 
     One array is extended and truncated in place, so that a token is copied once for any number of
     entries. Returns None if the prefix of an entry is longer than the token ids that it extends.
     """
-    token_ids = base
+    token_ids: array[int] | None = None
     for entry in entries:
-        if entry.prefix_tokens > len(token_ids):
+        if entry.prefix_tokens > len(base if token_ids is None else token_ids):
             return None
-        if token_ids is base:
-            token_ids = base[: entry.prefix_tokens]  # a copy: the base may be cached
+        if token_ids is None:
+            token_ids = base[: entry.prefix_tokens]
         else:
             del token_ids[entry.prefix_tokens :]
         token_ids.frombytes(entry.suffix)
         token_ids.frombytes(entry.generated)
-    return token_ids
-
-
-def _array_bytes(token_ids: "array[int]") -> int:
-    return _ARRAY_OVERHEAD_BYTES + len(token_ids) * token_ids.itemsize
+    return base if token_ids is None else SharedTokenIds(token_ids)

@@ -159,7 +159,7 @@ class LedgerExporter:
         for at, branch in enumerate(branches):
             token_ids = await self._ledger.load_token_ids(branch[-1])
             if token_ids is not None:
-                index.add(at, token_ids)
+                index.add(at, token_ids[:])
         following: dict[int, int] = {}
         for at, branch in enumerate(branches):
             prompt = await self._load_prompt(branch[0])

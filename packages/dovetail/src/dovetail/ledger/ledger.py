@@ -10,7 +10,13 @@ from array import array
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple, TypeVar
 
-from dovetail.ledger.cache import EntryCache, TokenIdCache, estimate_entry_bytes, extend_token_ids
+from dovetail.ledger.cache import (
+    EntryCache,
+    SharedTokenIds,
+    TokenIdCache,
+    estimate_entry_bytes,
+    extend_token_ids,
+)
 from dovetail.ledger.entry import TOKEN_ID_TYPECODE, LedgerEntry, normalize_session_name
 from dovetail.ledger.store import (
     MAX_LOOKUP_IDS,
@@ -214,7 +220,7 @@ class Ledger:
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)
-        self._token_cache.add(entry, token_ids)
+        self._token_cache.add(entry, SharedTokenIds(token_ids))
         self._entry_cache.add(entry)
         self.sequence += 1
         self._last_sequence.put((entry.tenant, entry.chain), self.sequence)
@@ -234,10 +240,10 @@ class Ledger:
         else:
             self._was_late = False
 
-    async def load_token_ids(self, entry: LedgerEntry) -> "array[int] | None":
+    async def load_token_ids(self, entry: LedgerEntry) -> SharedTokenIds | None:
         """Return the token ids of an entry: prompt and generated tokens, without the stop token.
 
-        Returns None if an ancestor is missing. The array is shared and must not be modified.
+        Returns None if an ancestor is missing.
         """
         ancestors: dict[str, LedgerEntry] = {}
         ancestor: LedgerEntry | None = entry
@@ -245,7 +251,7 @@ class Ledger:
         while base is None and ancestor is not None:
             ancestors[ancestor.id] = ancestor
             if ancestor.parent is None:
-                base = array(TOKEN_ID_TYPECODE)
+                base = SharedTokenIds(array(TOKEN_ID_TYPECODE))
                 break
             base = self._token_cache.get(ancestor.tenant, ancestor.parent)
             ancestor = await self._load_parent(ancestor, ancestors) if base is None else None

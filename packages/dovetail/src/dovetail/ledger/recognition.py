@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Literal
 
+from dovetail.ledger.cache import SharedTokenIds
 from dovetail.ledger.candidates import (
     accept_unique,
     drop_unlike_marks,
@@ -150,7 +151,7 @@ class TurnRecognizer:
         return history
 
     async def _load_prompt(
-        self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: "array[int]"
+        self, entry: LedgerEntry, later: LedgerEntry, later_token_ids: SharedTokenIds
     ) -> "array[int] | None":
         """Return the prompt of an entry, if possible as a prefix of a descendant's token ids."""
         length = entry.prefix_tokens + len(unpack_ids(entry.suffix))
@@ -312,7 +313,7 @@ class TurnRecognizer:
 
     async def _find_anchor(
         self, match: HistoryMatch, scope: RecognitionScope
-    ) -> "tuple[int, LedgerEntry, array[int]] | None":
+    ) -> tuple[int, LedgerEntry, SharedTokenIds] | None:
         """Return the last turn that is recognized together with all turns before it."""
         for at in reversed(match.assistant_indexes):
             if at < scope.start:

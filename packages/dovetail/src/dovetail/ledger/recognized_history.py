@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from dovetail.ledger.cache import SharedTokenIds
 from dovetail.ledger.entry import LedgerEntry, has_reasoning
 from dovetail.ledger.history_match import EMPTY_CHAIN
 from dovetail_model import ToolCallBlock, ToolSpec, Turn
@@ -33,7 +34,7 @@ class RecognizedHistory:
     digests: tuple[bytes, ...] = ()
     entries: dict[int, LedgerEntry] = field(default_factory=dict)
     anchor_index: int | None = None
-    parent_token_ids: "array[int] | None" = None
+    parent_token_ids: SharedTokenIds | None = None
     parent: LedgerEntry | None = None
     notes: tuple[str, ...] = ()
     call_count: int = 0

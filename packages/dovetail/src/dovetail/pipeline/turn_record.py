@@ -228,7 +228,7 @@ def _diff_to_parent(prompt: Prompt) -> tuple[str | None, int, bytes]:
         return None, 0, ids.tobytes()
     prefix_tokens = len(history.parent_token_ids)
     if prompt.origin != "grown":
-        prefix_tokens = count_common_ids(history.parent_token_ids, ids)
+        prefix_tokens = count_common_ids(history.parent_token_ids[:], ids)
     return history.parent.id, prefix_tokens, ids[prefix_tokens:].tobytes()
 
 

@@ -202,14 +202,15 @@ class PromptBuilder:
 
     def _build_ids(self, spliced: list[int]) -> "array[int] | int":
         """Build the ids, or return the index of the turn that could not be spliced."""
-        anchored = self._is_anchored(spliced) and self._history.parent_token_ids is not None
-        if anchored:
-            ids = self._history.parent_token_ids[:]  # type: ignore[index]
-            self._reused_tokens = len(ids)
+        parent_ids = self._history.parent_token_ids if self._is_anchored(spliced) else None
+        if parent_ids is not None:
+            self._reused_tokens = len(parent_ids)
+            # With further spliced turns, the array may be shortened again.
+            ids = parent_ids.take() if len(spliced) == 1 else parent_ids[:]
         else:
             ids = self._render_natural(spliced[0] if spliced else len(self._turns))
         for at, end in pairwise([*spliced, len(self._turns)]):
-            if not (anchored and at == spliced[0]):
+            if parent_ids is None or at != spliced[0]:
                 turn_ids = self._turn_ids(at)
                 if turn_ids is None or not self._restore_opening(ids, at):
                     return at
@@ -265,7 +266,7 @@ class PromptBuilder:
             length = guard.match_length(parent_ids[len(before) :], text, first=not before)
             if length is not None:
                 self._reused_tokens, self._is_unchanged = len(parent_ids), True
-                return parent_ids + guard.pack(text[length:], first=False)
+                return parent_ids[:] + guard.pack(text[length:], first=False)
         return before + guard.pack(text, first=not before)
 
     def _restore_opening(self, ids: "array[int]", index: int) -> bool:
