@@ -97,7 +97,9 @@ class ControlTable(Mapping[str, int]):
         """Yield the control tokens in a text from left to right, preferring the longest match."""
         for match in (pattern or self.pattern).finditer(text):
             spelling = match.group()
-            if spelling not in self._competitors and self._is_isolated(spelling, text, match):
+            if spelling in self._competitors:
+                continue
+            if not self._flags or self._is_isolated(spelling, text, match):
                 yield ControlMatch(match.start(), match.end(), spelling)
 
     def find_last(self, text: str, spelling: str) -> int:

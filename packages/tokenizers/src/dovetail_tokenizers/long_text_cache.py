@@ -16,9 +16,9 @@ from threading import Lock
 from typing import Literal
 from zlib import crc32
 
-MIN_LONG_CHARS = 2048  # shorter texts are not worth an entry
+MIN_LONG_CHARS = 512  # shorter texts are not worth an entry
 MAX_BYTES = 64 * 2**20
-MIN_PIECE_CHARS = 2 * MIN_LONG_CHARS
+MIN_PIECE_CHARS = 4096
 SOFT_MAX_PIECE_CHARS = 4 * MIN_PIECE_CHARS  # a longer piece may end inside a line
 SPLIT_LINE_INTERVAL = 8  # one line in this many may start a piece
 
