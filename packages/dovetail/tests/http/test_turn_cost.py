@@ -12,9 +12,9 @@ from token_fixture import REQUEST_BODIES, counting
 
 #: Calls of functions of our code and of the HTTP server.
 PYTHON_CALLS = {
-    "/v1/chat/completions": 1_260,
-    "/v1/messages": 1_240,
-    "/v1/responses": 1_360,
+    "/v1/chat/completions": 1_200,
+    "/v1/messages": 1_165,
+    "/v1/responses": 1_280,
 }
 TURNS = 5
 

@@ -88,13 +88,9 @@ class Exchange:
     async def start_response(self, status: int, content_type: str, headers: Headers = ()) -> None:
         """Send status and headers. The caller sends the body."""
         self.status = status
-        lines = [
-            (b"content-type", content_type.encode()),
-            *(
-                (name.encode(), _encode_header_value(value))
-                for name, value in (*self._common_headers(), *headers)
-            ),
-        ]
+        lines = [(b"content-type", content_type.encode())]
+        for name, value in (*self._common_headers(), *headers):
+            lines.append((name.encode(), _encode_header_value(value)))
         await self.send({"type": "http.response.start", "status": status, "headers": lines})
 
     async def write(self, body: bytes) -> None:

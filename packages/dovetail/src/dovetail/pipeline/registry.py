@@ -250,7 +250,7 @@ def merge_sampling(requested: Sampling, *fallbacks: Sampling) -> Sampling:
 
 def _min_context_length(*lengths: int | None) -> int:
     """Return the minimum of the known context lengths."""
-    return min((length for length in lengths if length), default=DEFAULT_CONTEXT_TOKENS)
+    return min(filter(None, lengths), default=DEFAULT_CONTEXT_TOKENS)
 
 
 class ModelRegistry:
