@@ -133,9 +133,8 @@ class RequestTracker:
         self._identity = truncate_names(request.identity)
         self._model = entry.name
         if self._accounting is not None:
-            self._accounting_number = self._accounting.begin(
-                self._usage_key(), entry.prices, self._decoded_at - self._exchange.started_at
-            )
+            age = self._decoded_at - self._exchange.started_at
+            self._accounting_number = self._accounting.begin(self._usage_key(), entry.prices, age)
         self._pipeline = PipelineTracker(self._metrics, self.diagnostics, entry.name)
         for path in entry.ignored_fields(request):
             self.diagnostics.add(f"ignored:{path}")
@@ -150,22 +149,20 @@ class RequestTracker:
         return UsageKey(exchange.tenant, exchange.caller.name, self._model, session, self._harness)
 
     def _report_start(self) -> None:
-        started: StartedRequest | None = None
-        for recorder in self._recorders:
-            start_request = getattr(recorder, "start_request", None)  # of a `StartRecorder`
-            if start_request is None:
-                continue
-            if started is None:
-                started = StartedRequest(
-                    at=time.time(),
-                    tenant=self._exchange.tenant,
-                    model=self._model,
-                    session=self._identity.session,
-                    parent=self._identity.parent,
-                    agent=self._identity.agent,
-                    harness=self._harness,
-                )
-            start_request(started)
+        recorders = [one for one in self._recorders if hasattr(one, "start_request")]
+        if not recorders:
+            return
+        started = StartedRequest(
+            at=time.time(),
+            tenant=self._exchange.tenant,
+            model=self._model,
+            session=self._identity.session,
+            parent=self._identity.parent,
+            agent=self._identity.agent,
+            harness=self._harness,
+        )
+        for recorder in recorders:
+            recorder.start_request(started)
 
     def on_admitted(self) -> None:
         """Record that the request is admitted."""
@@ -247,8 +244,7 @@ class RequestTracker:
     @property
     def usage(self) -> Usage | None:
         """The usage of all choices. Their shared prompt is counted once."""
-        by_choice = self._pipeline.usage_by_choice
-        reported = [*by_choice.values()] or [
+        reported = [*self._pipeline.usage_by_choice.values()] or [
             e for events in self._last_events for e in events[-2:] if isinstance(e, Usage)
         ]
         if not reported:

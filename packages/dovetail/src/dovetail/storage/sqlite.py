@@ -37,22 +37,13 @@ class Connection(Protocol):
 
 
 class SqliteThread:
-    """A thread that runs functions on the connection. `name` is used in error messages.
+    """A thread that runs functions on the connection. `name` is used in error messages, too.
 
     `cleanup` runs at the end of each transaction that wrote, `committed` after its commit, before
     its results are delivered. Failures are recorded in `faults`.
     """
 
-    __slots__ = (
-        "_cleanup",
-        "_closed",
-        "_committed",
-        "_connection",
-        "_faults",
-        "_jobs",
-        "_name",
-        "_thread",
-    )
+    __slots__ = ("_cleanup", "_closed", "_committed", "_connection", "_faults", "_jobs", "_thread")
 
     def __init__(
         self,
@@ -64,13 +55,12 @@ class SqliteThread:
         committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
-        self._name = name
         self._cleanup = cleanup
         self._committed = committed
         self._faults = faults
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._closed = False
-        self._thread = Thread(target=self._work, name="dovetail-store", daemon=True)
+        self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def read(self, operation: Callable[[], _T]) -> _T:
@@ -83,20 +73,19 @@ class SqliteThread:
 
     async def close(self) -> None:
         """Finish the queued jobs, then close the connection."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
+        self._closed = True
+        self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
     async def _submit(self, job: "_Job[_T]") -> _T:
         if self._closed:
-            raise StoreError(f"{self._name} is closed")
+            raise StoreError(f"{self._thread.name} is closed")
         self._jobs.put(job)
         try:
             result = await job.future
         except (sqlite3.Error, ValueError) as error:
             self._faults.record_failure(error)
-            raise StoreError(f"{self._name} failed: {error}") from error
+            raise StoreError(f"{self._thread.name} failed: {error}") from error
         if job.writes:  # reads do not count: a full disk can still be read
             self._faults.record_success()
         return result
@@ -104,11 +93,10 @@ class SqliteThread:
     # The methods below run in the thread.
 
     def _work(self) -> None:
-        running = True
+        batch: list[_Job[Any] | None] = []
         try:
-            while running:
+            while None not in batch:
                 batch = self._batch()
-                running = batch[-1] is not None
                 self._transact([job for job in batch if job is not None])
             self._connection.close()
         finally:
