@@ -16,7 +16,6 @@ class CallBuilder:
 
     __slots__ = (
         "_family",
-        "_freeform",
         "_keys",
         "_reported",
         "_schema",
@@ -24,6 +23,7 @@ class CallBuilder:
         "_tools",
         "_value",
         "awaits_value",
+        "freeform",
         "index",
         "is_open",
     )
@@ -34,7 +34,7 @@ class CallBuilder:
         self._family = family
         self._reported: set[str] = set()  # diagnostics are reported once per call
         self._schema: Mapping[str, Any] = {}
-        self._freeform: FreeformDecoder | None = None
+        self.freeform: FreeformDecoder | None = None
         self._keys = 0
         self._value = RawValueDecoder(schemas.ANY)
         self.index = -1
@@ -67,7 +67,7 @@ class CallBuilder:
         self.is_open = True
         self.awaits_value = False
         self._keys = 0
-        self._freeform = FreeformDecoder() if custom else None
+        self.freeform = FreeformDecoder() if custom else None
         self._schema = spec.model_parameters if spec else {}
         self._spans.events.append(
             CallOpen(
@@ -84,8 +84,8 @@ class CallBuilder:
 
     def add_arguments(self, text: str, raw: str) -> None:
         spans = self._spans
-        if self._freeform is not None:
-            text = self._freeform.feed(text)
+        if self.freeform is not None:
+            text = self.freeform.feed(text)
         if not text:
             if raw:
                 spans.raw.append(raw)
@@ -98,21 +98,17 @@ class CallBuilder:
     @property
     def is_custom(self) -> bool:
         """Whether the open call is of a custom tool, whose input is free text."""
-        return self._freeform is not None
+        return self.freeform is not None
 
     def begin_free_text(self) -> None:
         """Start the free text of a custom tool that has no notation around it."""
         self.diagnose("raw_custom_input")
-        if self._freeform is not None:
-            self._freeform.pass_through()
-
-    def continue_arguments(self, text: str) -> CallArgs | None:
-        """Return the event of text that passes unchanged; None if it needs the slow path."""
-        return CallArgs(self.index, text, text) if self._freeform is None else None
+        if self.freeform is not None:
+            self.freeform.pass_through()
 
     def close_call(self) -> None:
-        if self._freeform is not None:
-            rest, self._freeform = self._freeform.finish(), None
+        if self.freeform is not None:
+            rest, self.freeform = self.freeform.finish(), None
             self.add_arguments(rest, "")
         self.is_open = False
         self._spans.events.append(CallClose(self.index, self._spans.take_raw()))
@@ -135,7 +131,7 @@ class CallBuilder:
 
     def continue_value(self, text: str) -> CallArgs | None:
         """Return the event of a string's continuation; None if it needs the slow path."""
-        if self._freeform is None and self._value.is_string:
+        if self.freeform is None and self._value.is_string:
             return CallArgs(self.index, escape_json(text), text)
         return None
 

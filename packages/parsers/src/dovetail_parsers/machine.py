@@ -11,7 +11,7 @@ the end of the output.
 import re
 from typing import ClassVar
 
-from dovetail_model import Event
+from dovetail_model import CallArgs, Event
 from dovetail_parsers.arguments import schema as schemas
 from dovetail_parsers.arguments.body import Progress
 from dovetail_parsers.arguments.tree import TreeDecoder
@@ -51,9 +51,19 @@ class StateMachine(CustomInputMachine):
             text = held + text
             self._held = ""
         if not self._spans.raw:
-            event = self._continue_fast(text)
-            if event is not None:
-                return [event]
+            state = self._state
+            delta = state.delta
+            if delta is None:
+                event = self._continue_call(text)
+                if event is not None:
+                    return [event]
+            # The path of nearly all text: it only continues the open span.
+            elif (
+                delta is self._spans.delta
+                and not text[-1].isspace()
+                and state.scanner.spot(text) is None
+            ):
+                return [delta(text, text)]
         self._boundary = len(held)
         self._run(text, final=False)
         if self._pending:
@@ -81,24 +91,18 @@ class StateMachine(CustomInputMachine):
         self._spans.finish()
         return self._spans.take_events()
 
-    def _continue_fast(self, text: str) -> Event | None:
-        """Return the event of text that only continues the open span or call; None in other cases.
+    def _continue_call(self, text: str) -> Event | None:
+        """Return the event of text that only continues the open call; None in other cases.
 
-        This is the path of nearly all text; the readers below would return the same events. It must
-        not be called while raw text waits for its event.
+        This is the path of nearly all text of calls; the readers below would return the same
+        events. It must not be called while raw text waits for its event.
         """
         state = self._state
-        delta = state.delta
-        if delta is not None:
-            same = delta is self._spans.delta and not text[-1].isspace()
-            return delta(text, text) if same and state.scanner.spot(text) is None else None
         if self._decoder is not None:
-            json = self._decoder.verbatim
-            return (
-                self._call.continue_arguments(text)
-                if json is not None and json.passes(text)
-                else None
-            )
+            json, call = self._decoder.verbatim, self._call
+            if json is None or call.freeform is not None or not json.passes(text):
+                return None
+            return CallArgs(call.index, text, text)
         if state.is_value and state.scanner.spot(text) is None:
             if text[-1] != "\n":
                 return self._call.continue_value(text)
