@@ -39,10 +39,10 @@ class Case:
 
 
 CASES = [
-    Case("text", "hermes", "So", PROSE, 22),
-    Case("thought", "hermes", "<think>\nSo", PROSE, 22),
-    Case("arguments_in_json", "hermes", JSON, json.dumps(CODE)[1:-1], 26),
-    Case("arguments_in_tags", "qwen3_coder", TAGS, CODE, 32),
+    Case("text", "hermes", "So", PROSE, 16),
+    Case("thought", "hermes", "<think>\nSo", PROSE, 17.5),
+    Case("arguments_in_json", "hermes", JSON, json.dumps(CODE)[1:-1], 17),
+    Case("arguments_in_tags", "qwen3_coder", TAGS, CODE, 22),
 ]
 
 
