@@ -43,12 +43,12 @@ class KvEventAddresses:
         host = Endpoint.parse(url).host
         events = _resolve(self._events, url, host, info.events_port)
         if events is None:
-            reason = (
-                "its server reports no KV events; start it with --kv-events-config"
-                if self.is_auto
-                else "--kv-events has no address for it"
-            )
-            raise ValueError(reason)
+            if self.is_auto:
+                raise ValueError(
+                    "its server reports no KV events; start it with --kv-events-config"
+                )
+            known = ", ".join(one for one in self._events if one is not None)
+            raise ValueError(f"--kv-events has no address for it, only for {known}")
         replay = _resolve(self._replay, url, host, info.replay_port)
         if replay is None and self.is_auto:
             replay = _at_port(host, info.replay_port)
