@@ -7,7 +7,7 @@ export DOVETAIL_SIBLINGS := index
 META   := $(wildcard requirements*.txt constraints.txt packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-ui test-harness test-clients test-transformers test-vllm test-sglang test-fleet test-ray verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
+.PHONY: help run demo tokenizers harnesses test soak test-all test-browser test-ui test-harness test-clients test-transformers test-vllm test-sglang test-fleet test-fleet-vllm test-fleet-dynamo test-fleet-frontends test-ray verify-servers lint check fix golden bench bench-prepare bench-frontend bench-gpu fuzz attack docs docs-site wheels clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -106,9 +106,25 @@ test-vllm: .venv/.dev .cache/.tokenizers .harnesses-of-test .cache/.vllm  ## tes
 test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the SGLang adapter against Dynamo's mocker
 	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m sglang -rs packages/dovetail/tests
 
+.cache/.kv: tools/fetch_kv.py tools/fetch_ray.py tools/environments.py packages/dovetail/pyproject.toml
+	$(PYTHON) tools/fetch_kv.py
+	@touch $@
+
 # Tests of single engines have markers of their own and also run with these engines.
-test-fleet: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo  ## test replicas and frontends together, with the real vLLM and Dynamo on the CPU
-	DOVETAIL_VLLM_PYTHON=$(VLLM) DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(BIN)/python -m pytest -m fleet -rs packages/dovetail/tests
+# Each part takes less than 20 minutes. What is in no list belongs to the last part.
+FLEET        := $(BIN)/python -m pytest -m fleet -rs --durations=5
+FLEET_VLLM   := $(addprefix packages/dovetail/tests/,routing/test_kv_index.py server/test_serve_kv_events.py simulate/test_simulated_hit_rate.py engines/vllm)
+FLEET_DYNAMO := $(addprefix packages/dovetail/tests/,engines/dynamo server/test_serve_dynamo.py)
+test-fleet: test-fleet-vllm test-fleet-dynamo test-fleet-frontends  ## test replicas and frontends together, with the real vLLM and Dynamo on the CPU; it has three parts
+
+test-fleet-vllm: .venv/.dev .cache/.tokenizers .cache/.vllm .cache/.dynamo .cache/.kv  ## test KV events, the index and the simulator with real vLLM servers
+	DOVETAIL_VLLM_PYTHON=$(VLLM) DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python DOVETAIL_KV_PYTHON=$(CURDIR)/.cache/kv/venv/bin/python $(FLEET) $(FLEET_VLLM)
+
+test-fleet-dynamo: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the engine `dynamo` with Dynamo's frontend and mockers
+	DOVETAIL_DYNAMO_PYTHON=$(CURDIR)/.cache/dynamo/bin/python $(FLEET) $(FLEET_DYNAMO)
+
+test-fleet-frontends: .venv/.dev .cache/.tokenizers  ## test several frontends on a Redis and a Redis Cluster, with 200 streams
+	$(FLEET) packages/dovetail/tests $(addprefix --ignore=,$(FLEET_VLLM) $(FLEET_DYNAMO))
 
 .cache/.ray: tools/fetch_ray.py tools/environments.py packages/dovetail/pyproject.toml
 	$(PYTHON) tools/fetch_ray.py
