@@ -32,7 +32,7 @@ def kv_events_flags(port: int, replay_port: int) -> tuple[str, str]:
     config = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://*:{port}",
+        "endpoint": f"tcp://*:{port}",  # without a wildcard vLLM would connect
         "replay_endpoint": f"tcp://*:{replay_port}",
     }
     return "--kv-events-config", json.dumps(config)

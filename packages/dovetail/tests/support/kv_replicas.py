@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_environment import PYTHON
+from kv_events import kv_events_flags
 from server_process import free_port
 from vllm_environment import Vllm, running_vllm
 
@@ -53,20 +54,19 @@ class KvReplica:
 
 
 @contextmanager
-def running_kv_replica(number: int, model: Path, folder: Path) -> Iterator[KvReplica]:
-    """Run a vLLM server with few blocks that publishes KV events."""
-    folder.mkdir()
-    events, replay = free_port(), free_port()
-    config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",  # without a wildcard vLLM would connect
-        "replay_endpoint": f"tcp://*:{replay}",
-    }
+def running_kv_replica(
+    number: int, model: Path, folder: Path, ports: tuple[int, int, int] | None = None
+) -> Iterator[KvReplica]:
+    """Run a vLLM server with few blocks that publishes KV events.
+
+    `ports`: of the server, its events and their replay, if it is started again.
+    """
+    folder.mkdir(exist_ok=True)
+    port, events, replay = ports or (free_port(), free_port(), free_port())
     flags = ("--served-model-name", NAME, "--enable-prompt-tokens-details")
     limits = ("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str(CONTEXT))
-    published = ("--kv-events-config", json.dumps(config))
-    with running_vllm(model, folder, *flags, *limits, *published) as vllm:
+    published = kv_events_flags(events, replay)
+    with running_vllm(model, folder, *flags, *limits, *published, port=port) as vllm:
         yield KvReplica(number, vllm, events, replay)
 
 

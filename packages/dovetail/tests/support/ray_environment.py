@@ -9,15 +9,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from server_process import Running, clean_environment, free_port
+from server_process import Running, clean_environment, free_port, source_paths
 
 PYTHON = "DOVETAIL_RAY_PYTHON"
-SOURCES = Path(__file__).parents[3]
 STOP_TIMEOUT_SECONDS = 120.0
 
 REAL = [
@@ -76,22 +74,12 @@ def running_ray(folder: Path, arguments: dict[str, Any]) -> Iterator[RayServe]:
 
 def ray_paths(folder: Path) -> dict[str, str]:
     """Return the environment of a process that imports Dovetail with Ray's interpreter."""
-    paths = [_link_metadata(folder / "metadata"), *map(str, sorted(SOURCES.glob("*/src")))]
     return {
         **clean_environment(folder / "home"),
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": source_paths(folder / "metadata"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(folder),
     }
-
-
-def _link_metadata(folder: Path) -> str:
-    """Link the metadata of our distributions, which Ray's environment only has as sources."""
-    folder.mkdir()
-    installed = Path(str(distribution("dovetail").locate_file("")))
-    for found in installed.glob("dovetail*.dist-info"):
-        (folder / found.name).symlink_to(found)
-    return str(folder)
 
 
 def _send(process: "subprocess.Popen[str]", line: str, log: Path | None = None) -> None:

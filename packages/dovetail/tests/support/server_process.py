@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
+from importlib.metadata import distribution
 from pathlib import Path
 from shutil import copy
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 TOKENIZERS = Path(__file__).parents[4] / ".cache" / "tokenizers"
+SOURCES = Path(__file__).parents[3]
 WEIGHTS = TOKENIZERS / "smollm2" / "smollm2.gguf"
 NAME = "some-org/some-model"
 TIMEOUT_SECONDS = 60.0  # seconds, so that a broken server fails a test instead of blocking it
@@ -131,6 +133,18 @@ def free_port() -> int:
         return port
 
 
+def source_paths(folder: Path) -> str:
+    """Return a path with which another interpreter imports Dovetail from its sources.
+
+    The metadata of our distributions are linked in the folder, which must not exist.
+    """
+    folder.mkdir()
+    installed = Path(str(distribution("dovetail").locate_file("")))
+    for found in installed.glob("dovetail*.dist-info"):
+        (folder / found.name).symlink_to(found)
+    return os.pathsep.join(map(str, [folder, *sorted(SOURCES.glob("*/src"))]))
+
+
 def clean_environment(home: Path) -> dict[str, str]:
     """Return the environment of a user's shell without settings of Dovetail."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "XDG_"))}
@@ -143,13 +157,14 @@ def served(
     home: Path | None = None,
     environment: Mapping[str, str] | None = None,
     program: tuple[str, ...] = ("-m", "dovetail"),
+    python: str = sys.executable,
 ) -> Iterator[Running]:
     """Run `dovetail serve` with these arguments during the block."""
     with TemporaryDirectory(prefix="dovetail-served-") as scratch:
         place = Path(scratch)
         with (place / "log").open("w") as log:
             process = _start(
-                (*program, "serve", *arguments),
+                (python, *program, "serve", *arguments),
                 place,
                 log,
                 {**clean_environment(home or place), **(environment or {})},
@@ -166,12 +181,16 @@ def served(
 
 
 def _start(
-    arguments: tuple[str | Path, ...], place: Path, log: IO[str], environment: Mapping[str, str]
+    command: tuple[str | Path, ...], place: Path, log: IO[str], environment: Mapping[str, str]
 ) -> "subprocess.Popen[str]":
-    port = () if "--http-port" in arguments else ("--http-port", "0")
-    command = [sys.executable, *map(str, arguments), *port]
+    port = () if "--http-port" in command else ("--http-port", "0")
     return subprocess.Popen(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        [*map(str, command), *port],
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
     )
 
 

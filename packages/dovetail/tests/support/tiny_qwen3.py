@@ -43,7 +43,7 @@ _SPREAD = 0.02
 _POOL = 1 << 20  # random numbers; each row of weights is a part of them
 
 
-def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
+def tiny_qwen3(folder: Path, spread: float = _SPREAD, layers: int = LAYERS) -> Path:
     """Write the model into a new folder, with the same weights each time.
 
     A larger `spread` makes the token probabilities less uniform.
@@ -54,9 +54,9 @@ def tiny_qwen3(folder: Path, spread: float = _SPREAD) -> Path:
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copy(source / name, folder)
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "config.json").write_text(json.dumps({**_CONFIG, "num_hidden_layers": layers}))
     (folder / "generation_config.json").write_text(json.dumps(_GENERATION))
-    _write_safetensors(folder / "model.safetensors", list(_shapes()), spread, 7)
+    _write_safetensors(folder / "model.safetensors", list(_shapes(layers)), spread, 7)
     return folder
 
 
@@ -87,10 +87,10 @@ def tiny_lora(folder: Path, seed: int) -> Path:
     return folder
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.embed_tokens.weight", (VOCABULARY, WIDTH)
     yield "model.norm.weight", (WIDTH,)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, shape in _LAYER.items():
             yield f"model.layers.{layer}.{name}.weight", shape
 

@@ -67,9 +67,11 @@ class Vllm:
 
 
 @contextmanager
-def running_vllm(model: Path | str, folder: Path, *flags: str) -> Iterator[Vllm]:
+def running_vllm(
+    model: Path | str, folder: Path, *flags: str, port: int | None = None
+) -> Iterator[Vllm]:
     """Start a vLLM server for a model. It stops at the end of the block."""
-    port = free_port()
+    port = port or free_port()
     command = [os.environ[PYTHON], "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags]
     log = folder / "vllm.log"
