@@ -113,7 +113,7 @@ test-sglang: .venv/.dev .cache/.tokenizers .cache/.dynamo  ## test the SGLang ad
 # Tests of single engines have markers of their own and also run with these engines.
 # Each part takes less than 20 minutes. What is in no list belongs to the last part.
 FLEET        := $(BIN)/python -m pytest -m fleet -rs --durations=5
-FLEET_VLLM   := $(addprefix packages/dovetail/tests/,routing/test_kv_index.py server/test_serve_kv_events.py simulate/test_simulated_hit_rate.py engines/vllm)
+FLEET_VLLM   := $(addprefix packages/dovetail/tests/,routing/test_kv_index.py server/test_serve_kv_events.py simulate/test_simulated_hit_rate.py engines/vllm server/test_deploy_kubernetes.py)
 FLEET_DYNAMO := $(addprefix packages/dovetail/tests/,engines/dynamo server/test_serve_dynamo.py)
 test-fleet: test-fleet-vllm test-fleet-dynamo test-fleet-frontends  ## test replicas and frontends together, with the real vLLM and Dynamo on the CPU; it has three parts
 
