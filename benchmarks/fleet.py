@@ -16,9 +16,8 @@ sys.path.insert(0, str(ROOT / "packages" / "dovetail" / "tests" / "support"))
 os.environ.setdefault("DOVETAIL_VLLM_PYTHON", str(ROOT / ".cache/vllm/venv/bin/python"))
 os.environ.setdefault("DOVETAIL_KV_PYTHON", str(ROOT / ".cache/kv/venv/bin/python"))
 
-from agent_sessions import FleetCosts, SessionPlan, play  # noqa: E402 - in the folder above
+from agent_sessions import FLEET_BLOCKS, FleetCosts, SessionPlan, play  # noqa: E402 - in the folder above
 from kv_fleet import KvFleet, running_kv_fleet  # noqa: E402
-from kv_replicas import BLOCK_TOKENS, BLOCKS  # noqa: E402
 
 from benchmarks.frontend.cpu import load  # noqa: E402
 
@@ -34,9 +33,8 @@ RUNS = {
 
 def run(fleet: KvFleet, name: str, plan: SessionPlan, number: int) -> FleetCosts:
     policy, has_events = RUNS[name]
-    size = ("--kv-blocks", str(BLOCKS - 1), "--kv-block-size", str(BLOCK_TOKENS))
-    events = fleet.events if has_events else []
-    with fleet.serve(f"{number}-{policy}", "--routing-policy", policy, *size, *events) as server:
+    flags = [*fleet.cache_flags, *(fleet.events if has_events else [])]
+    with fleet.serve(f"{number}-{policy}", "--routing-policy", policy, *flags) as server:
         if has_events:
             server.receive_events()
         warm = len(server.lines())
@@ -46,15 +44,15 @@ def run(fleet: KvFleet, name: str, plan: SessionPlan, number: int) -> FleetCosts
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sessions", type=int, default=24)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=24, help="layers of the model")
+    parser.add_argument("--sessions", type=int, default=36)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", choices=RUNS, action="append")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="dvt") as folder,
-        running_kv_fleet(Path(folder), options.layers) as fleet,
+        running_kv_fleet(Path(folder), FLEET_BLOCKS, options.layers) as fleet,
     ):
         print(
             "| policy | requests | hit rate | re-prefilled tokens | TTFT p50 | TTFT p99 | balance |"

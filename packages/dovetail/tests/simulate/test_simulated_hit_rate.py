@@ -5,19 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_sessions import FleetCosts, SessionPlan, play
+from agent_sessions import FLEET_BLOCKS, FleetCosts, SessionPlan, play
 from kv_fleet import REAL, KvFleet, running_kv_fleet
-from kv_replicas import BLOCK_TOKENS, BLOCKS
+from kv_replicas import BLOCK_TOKENS
 from server_process import dovetail
 
 pytestmark = REAL
 MAX_DIFFERENCE = 0.02
-CACHED_BLOCKS = BLOCKS - 1  # vLLM never uses the first one
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvFleet]:
-    with running_kv_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+    with running_kv_fleet(tmp_path_factory.mktemp("fleet"), FLEET_BLOCKS) as fleet:
         yield fleet
 
 
@@ -25,16 +24,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvFleet]:
 def test_simulated_hit_rate_is_near_the_measured_one(
     fleet: KvFleet, tmp_path: Path, index: str
 ) -> None:
-    size = ("--kv-blocks", str(CACHED_BLOCKS), "--kv-block-size", str(BLOCK_TOKENS))
-    with fleet.serve(index, *size, *(fleet.events if index == "events" else ())) as server:
+    events = fleet.events if index == "events" else []
+    with fleet.serve(index, *fleet.cache_flags, *events) as server:
         play(server.running, SessionPlan(index))
     costs = FleetCosts(server.lines())
-    assert costs.prompt_tokens > 4 * CACHED_BLOCKS * BLOCK_TOKENS  # more than fits
+    cached_blocks = fleet.blocks - 1
+    assert costs.prompt_tokens > 4 * cached_blocks * BLOCK_TOKENS  # more than fits
     requests = tmp_path / "requests.jsonl"
     converted = dovetail("trace", "mooncake", server.trace, "-o", requests, home=tmp_path)
     assert converted.status == 0, converted.err
     simulated = dovetail(
-        *("simulate", requests, "--replicas", "2", "--blocks", str(CACHED_BLOCKS)),
+        *("simulate", requests, "--replicas", "2", "--blocks", str(cached_blocks)),
         *("--policy", "kv", "--cache-output"),
         home=tmp_path,
     )

@@ -10,6 +10,9 @@ from typing import Any
 from kv_replicas import NAME
 from server_process import Running
 
+#: Blocks of each of two KV caches that do not hold all sessions that run at the same time.
+FLEET_BLOCKS = 160
+
 
 @dataclass(frozen=True)
 class SessionPlan:
@@ -22,7 +25,7 @@ class SessionPlan:
     """
 
     texts: str
-    sessions: int = 24
+    sessions: int = 36
     clients: int = 12
     heads: int = 3
     head_tokens: int = 320

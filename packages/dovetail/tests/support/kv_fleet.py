@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_replicas import BLOCK_TOKENS, NAME, KvReplica, running_kv_replica
+from kv_replicas import BLOCK_TOKENS, BLOCKS, NAME, KvReplica, running_kv_replica
 from server_process import Running, served, source_paths
 from tiny_qwen3 import LAYERS, tiny_qwen3
 from vllm_environment import PYTHON as VLLM_PYTHON
@@ -34,10 +34,14 @@ WAIT_SECONDS = 90.0
 
 @dataclass
 class KvFleet:
-    """Two replicas. Their numbers are those that a server gives them."""
+    """Two replicas. Their numbers are those that a server gives them.
+
+    `blocks`: the blocks of each KV cache.
+    """
 
     folder: Path
     model: Path
+    blocks: int = BLOCKS
     replicas: list[KvReplica] = field(default_factory=list)
     _running: list[ExitStack] = field(default_factory=list)
 
@@ -48,7 +52,8 @@ class KvFleet:
             old = self.replicas.pop(number)
             del self._running[number]
             ports = (old.vllm.port, old.events_port, old.replay_port)
-        replica = running_kv_replica(number, self.model, self.folder / str(number), ports)
+        folder = self.folder / str(number)
+        replica = running_kv_replica(number, self.model, folder, ports, self.blocks)
         self.replicas.insert(number, stack.enter_context(replica))
         self._running.insert(number, stack)
 
@@ -58,6 +63,11 @@ class KvFleet:
     def close(self) -> None:
         for stack in self._running:
             stack.close()
+
+    @property
+    def cache_flags(self) -> list[str]:
+        """The size of the KV caches as settings. vLLM never uses the first block."""
+        return ["--kv-blocks", str(self.blocks - 1), "--kv-block-size", str(BLOCK_TOKENS)]
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -95,9 +105,9 @@ class KvFleet:
 
 
 @contextmanager
-def running_kv_fleet(folder: Path, layers: int = LAYERS) -> Iterator[KvFleet]:
+def running_kv_fleet(folder: Path, blocks: int = BLOCKS, layers: int = LAYERS) -> Iterator[KvFleet]:
     """Start both replicas. More layers make the prefill slower."""
-    fleet = KvFleet(folder, tiny_qwen3(folder / "model", layers=layers))
+    fleet = KvFleet(folder, tiny_qwen3(folder / "model", layers=layers), blocks)
     try:
         for number in range(2):
             fleet.start(number)

@@ -55,7 +55,11 @@ class KvReplica:
 
 @contextmanager
 def running_kv_replica(
-    number: int, model: Path, folder: Path, ports: tuple[int, int, int] | None = None
+    number: int,
+    model: Path,
+    folder: Path,
+    ports: tuple[int, int, int] | None = None,
+    blocks: int = BLOCKS,
 ) -> Iterator[KvReplica]:
     """Run a vLLM server with few blocks that publishes KV events.
 
@@ -64,7 +68,7 @@ def running_kv_replica(
     folder.mkdir(exist_ok=True)
     port, events, replay = ports or (free_port(), free_port(), free_port())
     flags = ("--served-model-name", NAME, "--enable-prompt-tokens-details")
-    limits = ("--num-gpu-blocks-override", str(BLOCKS), "--max-model-len", str(CONTEXT))
+    limits = ("--num-gpu-blocks-override", str(blocks), "--max-model-len", str(CONTEXT))
     published = kv_events_flags(events, replay)
     with running_vllm(model, folder, *flags, *limits, *published, port=port) as vllm:
         yield KvReplica(number, vllm, events, replay)
