@@ -44,8 +44,8 @@ def run(fleet: KvFleet, name: str, plan: SessionPlan, number: int) -> FleetCosts
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sessions", type=int, default=36)
-    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--sessions", type=int, default=48)
+    parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--layers", type=int, default=4, help="layers of the model")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", choices=RUNS, action="append")

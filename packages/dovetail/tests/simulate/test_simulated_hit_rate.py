@@ -35,7 +35,8 @@ def test_simulated_hit_rate_is_near_the_measured_one(
     assert converted.status == 0, converted.err
     simulated = dovetail(
         *("simulate", requests, "--replicas", "2", "--blocks", str(cached_blocks)),
-        *("--policy", "kv", "--cache-output"),
+        *("--policy", "kv", "--cache-output", "--decode-ms", f"{costs.decode_seconds * 1000:.1f}"),
+        *("--prefill-rate", f"{costs.prefill_rate:.0f}"),
         home=tmp_path,
     )
     found = re.search(r"^kv +([\d.]+)", simulated.out, re.M)

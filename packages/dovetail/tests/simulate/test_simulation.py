@@ -152,6 +152,27 @@ def test_times_of_a_queue() -> None:
     assert times == pytest.approx([0.2, 0.3])
 
 
+def test_requests_wait_for_blocks() -> None:
+    """Running requests keep their blocks: the second one starts when the first one has finished."""
+    first = TraceRequest(0.0, 600, 11, tuple(range(60)), "a")  # finishes after 1.7 s
+    second = TraceRequest(0.0, 600, 1, tuple(range(100, 160)), "b")
+    shared = TraceRequest(0.0, 630, 1, tuple(range(63)), "c")
+    assert [one.ttft_seconds for one in one_replica(first, second).requests] == pytest.approx(
+        [0.7, 2.4]
+    )
+    result = one_replica(first, shared)
+    assert [one.cached_tokens for one in result.requests] == [0, 600]
+    assert [one.ttft_seconds for one in result.requests] == pytest.approx([0.7, 0.73])
+
+
+def test_a_request_that_is_larger_than_the_cache_runs_alone() -> None:
+    first = TraceRequest(0.0, 2000, 1, tuple(range(200)), "a")
+    second = TraceRequest(0.0, 100, 1, tuple(range(300, 310)), "b")
+    assert [one.ttft_seconds for one in one_replica(first, second).requests] == pytest.approx(
+        [2.1, 2.3]
+    )
+
+
 def test_requests_of_a_session_wait_for_each_other() -> None:
     first = TraceRequest(0.0, 100, 11, tuple(range(10)), "a")  # finishes after 1.2 s
     second = TraceRequest(0.1, 150, 1, tuple(range(15)), "a")

@@ -5,13 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from kv_replicas import NAME
 from server_process import Running
 
 #: Blocks of each of two KV caches that do not hold all sessions that run at the same time.
-FLEET_BLOCKS = 160
+FLEET_BLOCKS = 400
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class SessionPlan:
     """
 
     texts: str
-    sessions: int = 36
-    clients: int = 12
+    sessions: int = 48
+    clients: int = 32
     heads: int = 3
     head_tokens: int = 320
     turns: tuple[int, int] = (4, 9)
     input_tokens: tuple[int, int] = (60, 240)
     output_tokens: tuple[int, int] = (4, 16)
-    pause_seconds: tuple[float, float] = (1.5, 5.0)
+    pause_seconds: tuple[float, float] = (4.0, 10.0)
     forks: float = 0.1
     seed: int = 7
 
@@ -48,6 +49,7 @@ def _play_session(server: Running, plan: SessionPlan, number: int) -> None:
     dice = random.Random(plan.seed * 1000 + number)
     head = _text(f"{plan.texts} head {dice.randrange(plan.heads)}", plan.head_tokens)
     messages = [{"role": "system", "content": head}]
+    time.sleep(dice.uniform(0.0, plan.pause_seconds[1]))  # not all at once
     for turn in range(dice.randint(*plan.turns)):
         name = f"{plan.texts} {number} {turn}"
         messages.append({"role": "user", "content": _text(name, dice.randint(*plan.input_tokens))})
@@ -105,3 +107,22 @@ class FleetCosts:
         """Return a quantile of the time to first token in seconds."""
         times = sorted(float(line["first_token"]) for line in self.lines)
         return times[min(len(times) - 1, int(quantile * len(times)))]
+
+    @property
+    def decode_seconds(self) -> float:
+        """The median time of an output token."""
+        return median(
+            (float(line["duration"]) - float(line["first_token"]))
+            / max(1, int(line["usage"]["output_tokens"]) - 1)
+            for line in self.lines
+        )
+
+    @property
+    def prefill_rate(self) -> float:
+        """The median of prefilled tokens per second until the first token."""
+        rates: list[float] = []
+        for line in self.lines:
+            usage = line["usage"]
+            computed = usage["input_tokens"] - usage.get("cached_tokens", 0)
+            rates.append(float(computed) / (line["first_token"] - line["prepared"]))
+        return median(rates)

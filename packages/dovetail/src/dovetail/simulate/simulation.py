@@ -1,6 +1,7 @@
 """Replay a trace on simulated replicas: an event queue, one virtual clock, the server's router."""
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -8,6 +9,7 @@ from itertools import count
 from dovetail.routing.policy import POLICIES, PolicyName
 from dovetail.routing.prefix_index import ApproximateIndex, BlockCache
 from dovetail.routing.router import Assignment, RoutedRequest, Router
+from dovetail.simulate.replica_cache import ReplicaCache
 from dovetail.simulate.trace import RequestTrace, TraceRequest
 
 
@@ -82,20 +84,22 @@ class SimulationResult:
 
 
 class _SimulatedReplica:
-    """The KV cache of a replica and the time at which its prefill queue is empty."""
+    """A replica: its KV cache, its queue, and the time until which it prefills."""
 
-    __slots__ = ("cache", "idle_at")
+    __slots__ = ("cache", "prefill_until", "queue")
 
     def __init__(self, blocks: int) -> None:
-        self.cache = BlockCache(blocks)
-        self.idle_at = 0.0
+        self.cache = ReplicaCache(blocks)
+        self.queue: deque[_QueuedRequest] = deque()
+        self.prefill_until = 0.0
 
 
 class Simulation:
     """One replay of a trace under one policy.
 
     A request of a session is sent at its time in the trace, but not before the previous one has
-    finished.
+    finished. It waits in its replica until the requests before it are prefilled and there are
+    blocks for its prompt and its output.
     """
 
     def __init__(
@@ -126,6 +130,8 @@ class Simulation:
                     event.assignment.finish_prefill()
                 case _Finished():
                     self._finish(event, now)
+                case _SimulatedReplica():
+                    self._start_queued(event, now)
         self._result.decisions = {str(one): n for one, n in self._router.decisions.items()}
         return self._result
 
@@ -143,7 +149,7 @@ class Simulation:
         self._send(request, now)
 
     def _send(self, request: TraceRequest, now: float) -> None:
-        """Route a request as the server does, then compute its times on the replica."""
+        """Route a request as the server does, and queue it in the replica."""
         assignment = self._router.assign(
             RoutedRequest(request.prompt_tokens, request.session, request.output_tokens),
             self._available,
@@ -151,26 +157,46 @@ class Simulation:
             now,
         )
         self._index.record(assignment.replica, request.blocks)
-        replica, model = self._replicas[assignment.replica], self._model
-        cached = replica.cache.match(request.blocks) * self._trace.block_tokens
+        size = self._trace.block_tokens
+        complete = -(-(request.prompt_tokens + request.output_tokens) // size)
+        unshared = complete - len(request.blocks)
+        replica = self._replicas[assignment.replica]
+        replica.queue.append(_QueuedRequest(assignment, request, now, unshared))
+        self._start_queued(replica, now)
+
+    def _start_queued(self, replica: _SimulatedReplica, now: float) -> None:
+        """Start the next request of a replica, if it does not prefill and has the blocks."""
+        if not replica.queue or now < replica.prefill_until:
+            return
+        queued, model = replica.queue[0], self._model
+        request = queued.request
+        cached_blocks = replica.cache.pin(request.blocks, queued.unshared_blocks)
+        if cached_blocks is None:
+            return
+        replica.queue.popleft()
+        cached = cached_blocks * self._trace.block_tokens
         computed = request.prompt_tokens - cached
-        replica.cache.store(request.blocks)
-        replica.idle_at = max(now, replica.idle_at) + computed / model.prefill_tokens_per_second
-        first_token = replica.idle_at + model.decode_seconds
+        replica.prefill_until = now + computed / model.prefill_tokens_per_second
+        first_token = replica.prefill_until + model.decode_seconds
+        ttft = first_token - queued.arrived
         self._result.requests.append(
-            SimulatedRequest(assignment.replica, request.prompt_tokens, cached, first_token - now)
+            SimulatedRequest(queued.assignment.replica, request.prompt_tokens, cached, ttft)
         )
-        self._schedule(first_token, _Prefilled(assignment))
+        self._schedule(replica.prefill_until, replica)
+        self._schedule(first_token, _Prefilled(queued.assignment))
         end = first_token + max(0, request.output_tokens - 1) * model.decode_seconds
-        self._schedule(end, _Finished(assignment, request))
+        self._schedule(end, _Finished(queued))
 
     def _finish(self, event: "_Finished", now: float) -> None:
-        request = event.request
-        event.assignment.finish(request.output_tokens)
-        generated = self._generated.get(id(request))
-        if generated is not None:
-            self._replicas[event.assignment.replica].cache.store(generated)
-            self._index.record(event.assignment.replica, generated)
+        queued = event.queued
+        request, assignment = queued.request, queued.assignment
+        assignment.finish(request.output_tokens)
+        generated = self._generated.get(id(request), ())
+        replica = self._replicas[assignment.replica]
+        replica.cache.unpin(request.blocks, queued.unshared_blocks, generated)
+        if generated:
+            self._index.record(assignment.replica, generated)
+        self._start_queued(replica, now)
         if request.session is not None:
             waiting = self._waiting[request.session]
             if waiting:
@@ -180,14 +206,23 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
+class _QueuedRequest:
+    """A request in a replica. `unshared_blocks`: its blocks without those of the trace."""
+
+    assignment: Assignment
+    request: TraceRequest
+    arrived: float
+    unshared_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Prefilled:
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    assignment: Assignment
-    request: TraceRequest
+    queued: _QueuedRequest
 
 
 def ideal_hit_rate(trace: RequestTrace) -> float:
