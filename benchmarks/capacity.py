@@ -44,6 +44,7 @@ WORDS = [
     "them",
 ]
 LENGTHS = (20, 220)  # words per output
+GROUP = 100  # sessions that run at the same time when memory is measured
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,12 @@ async def play(urls: list[str], sessions: int, turns: int, run: int) -> int:
     return sum(await asyncio.gather(*map(session, range(sessions))))
 
 
-def run(length: int, sessions: int, turns: int) -> tuple[Usage, Usage, int, dict[str, float]]:
-    """Return the usage before and after a run, its tokens, and the usage per second when idle."""
+@contextmanager
+def fleet(length: int) -> Iterator[tuple[list[str], list[int], Any]]:
+    """Run two frontends. Yields their URLs and process ids, and a client of their Redis.
+
+    `length`: the words of each output.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dvt")))
         client = stack.enter_context(redis_server(folder))
@@ -163,6 +168,12 @@ def run(length: int, sessions: int, turns: int) -> tuple[Usage, Usage, int, dict
             for name in "ab"
         ]
         urls, pids = [first_url(one) for one in started], [one.pid for one in started]
+        yield urls, pids, client
+
+
+def run(length: int, sessions: int, turns: int) -> tuple[Usage, Usage, int, dict[str, float]]:
+    """Return the usage before and after a run, its tokens, and the usage per second when idle."""
+    with fleet(length) as (urls, pids, client):
         asyncio.run(play(urls, 2, 2, run=0))  # warm up
         idle = measure(pids, client)
         time.sleep(IDLE_SECONDS)
@@ -188,6 +199,16 @@ def run(length: int, sessions: int, turns: int) -> tuple[Usage, Usage, int, dict
     return before, after, tokens, rates
 
 
+def report_memory(sessions: int, turns: int) -> None:
+    """Print the memory of a frontend by the number of its sessions, which run in groups."""
+    with fleet(LENGTHS[0]) as (urls, pids, client):
+        for group in range(sessions // GROUP + 1):
+            if group % 5 == 0:
+                used = measure(pids, client).resident / len(pids)
+                print(f"{group * GROUP} sessions of {turns} turns: {used / 1e6:.1f} MB", flush=True)
+            asyncio.run(play(urls, GROUP, turns, run=group))
+
+
 def report(length: int, sessions: int, turns: int) -> tuple[float, float]:
     """Print a run. Returns CPU seconds per turn, and tokens per turn."""
     before, after, tokens, idle = run(length, sessions, turns)
@@ -205,8 +226,6 @@ def report(length: int, sessions: int, turns: int) -> tuple[float, float]:
     print(f"  Redis operations: {operations:.1f} per turn")
     print(f"  bytes to Redis: {per_turn('received'):.0f} per turn, from: {per_turn('sent'):.0f}")
     print(f"  Redis memory: {(after.memory - before.memory) / count:.0f} bytes per turn")
-    memory = (after.resident - before.resident) / sessions / 2
-    print(f"  memory of a frontend: {memory / 1024:.0f} KiB per session of {turns} turns")
     print(
         f"  idle frontend: {idle['operations'] / 2:.1f} operations/s, "
         f"{idle['received'] / 2:.0f} and {idle['sent'] / 2:.0f} bytes/s"
@@ -221,7 +240,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--memory", action="store_true", help="only measure the memory")
     options = parser.parse_args()
+    if options.memory:
+        report_memory(options.sessions, options.turns)
+        return
     (short, few), (long, many) = (
         report(length, options.sessions, options.turns) for length in LENGTHS
     )
