@@ -60,7 +60,6 @@ class _SimulatedThread(SqliteThread):
         committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._connection = connection
-        self._name = name
         self._cleanup = cleanup
         self._committed = committed
         self._faults = faults
