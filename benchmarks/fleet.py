@@ -7,6 +7,7 @@ tokens come from the trace of the server. `make test-fleet` creates the environm
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--only", choices=RUNS, action="append")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stop the replicas, too
     with (
         tempfile.TemporaryDirectory(prefix="dvt") as folder,
         running_kv_fleet(Path(folder), FLEET_BLOCKS, options.layers) as fleet,
