@@ -1,13 +1,17 @@
 """The session scheduler: admission, places between turns, order, bounds of waiting."""
 
+from dataclasses import replace
+
 import pytest
 
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 
 BASH = (("Bash", "pytest"),)
-#: Places are held for at most 10 seconds.
-LIMITS = SchedulingLimits(hold_factor=100.0, headroom=0.0)
+#: The place of a session of 1,000 tokens is held for at most 10 seconds.
+LIMITS = SchedulingLimits(
+    hold_factor=100.0, headroom=0.0, rotation_seconds=120.0, rotation_factor=1e6
+)
 CAPACITY = 1_000
 
 
@@ -75,9 +79,47 @@ def test_place_is_given_up_when_the_session_does_not_return() -> None:
     first = arrive(one, "a", 600)
     second = arrive(one, "b", 600)
     one.finish(first, TurnEnd(650, BASH), 1.0)
-    assert one.next_deadline(1.0) == 11.0
-    assert one.admit(11.0) == [second]
+    assert one.next_deadline(1.0) == 7.5
+    assert one.admit(7.5) == [second]
     assert one.counters.yielded == 1
+
+
+def test_place_is_held_no_longer_than_prefilling_it_again_takes() -> None:
+    """An engine that prefills fast is not kept idle for sessions that are expected back."""
+    one = scheduler()
+    first, second = arrive(one, "a", 600), arrive(one, "b", 600)
+    for _ in range(50):
+        one.prefill_rate.observe(100_000, 0.01)
+    one.finish(first, TurnEnd(650, BASH), 1.0)
+    deadline = one.next_deadline(1.0)
+    assert deadline is not None
+    assert deadline < 1.1
+    assert one.admit(deadline) == [second]
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(10.0, 120.0), (100_000.0, 30.0)])
+def test_turns_take_held_places_earlier_where_prefilling_them_is_cheap(
+    rate: float, seconds: float
+) -> None:
+    limits = replace(LIMITS, rotation_factor=10.0, prefill_tokens_per_second=rate, hold_factor=1e9)
+    one = SessionScheduler(CAPACITY, limits)
+    first, second = arrive(one, "a", 600), arrive(one, "b", 600)
+    one.finish(first, TurnEnd(650, return_seconds=100.0), seconds - 2.0)
+    assert one.admit(seconds - 1.0) == []
+    assert one.admit(seconds) == [second]
+    assert one.counters.rotated == 1
+
+
+def test_headroom_is_kept_only_where_prefill_is_slow() -> None:
+    states = {}
+    for rate in (100.0, 1e9):
+        limits = SchedulingLimits(headroom=0.1, prefill_tokens_per_second=rate)
+        one = SessionScheduler(CAPACITY, limits)
+        arrive(one, "a", 500)
+        arrive(one, "large", 600)  # waits, so that the others do not fit by chance
+        arrive(one, "b", 450)
+        states[rate] = sessions_of(one.admit(1.0))
+    assert states == {100.0: [], 1e9: ["b"]}
 
 
 def test_session_that_waits_for_a_user_gives_its_place_up_at_once() -> None:
@@ -274,7 +316,7 @@ def test_session_states() -> None:
         "a": "running", "b": "held", "c": "running", "d": "paused"
     }  # fmt: skip
     assert found["d"].waiting_seconds == 2.0
-    assert found["b"].expected_in_seconds == pytest.approx(8.0)
+    assert found["b"].expected_in_seconds == pytest.approx(1.0)
     assert found["a"].tokens == a.arrival.prompt_tokens
     assert found["d"].tokens == 0
     assert d.waited_seconds is None

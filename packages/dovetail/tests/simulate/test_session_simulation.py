@@ -1,5 +1,7 @@
 """Session scheduling in closed-loop simulations: the figures of the documentation, in small."""
 
+from dataclasses import replace
+
 import pytest
 
 from dovetail.routing.session_turns import SchedulingLimits
@@ -16,9 +18,12 @@ def sessions() -> list[AgentSession]:
     return generate_sessions(SessionWorkload(sessions=48, concurrency=16, seed=11))
 
 
-def run(sessions: list[AgentSession], name: str, oversubscription: float) -> SessionResult:
-    demand = measure_demand(sessions, EngineModel(1))
-    model = EngineModel(int(demand / oversubscription / 64))
+def run(
+    sessions: list[AgentSession], name: str, oversubscription: float, rate: float = 10_000.0
+) -> SessionResult:
+    model = EngineModel(1, prefill_tokens_per_second=rate)
+    blocks = int(measure_demand(sessions, model) / oversubscription / 64)
+    model = replace(model, blocks=blocks)
     return SessionSimulation(sessions, model, create_policy(name, model, SchedulingLimits())).run(
         name
     )
@@ -42,6 +47,17 @@ def test_scheduling_changes_nothing_without_oversubscription(sessions: list[Agen
     off, auto = run(sessions, "fcfs", 0.4), run(sessions, "auto", 0.4)
     assert auto.delayed_turns == 0
     assert auto.turns == off.turns
+
+
+@pytest.mark.parametrize("oversubscription", [2, 4])
+@pytest.mark.parametrize("rate", [2_000.0, 10_000.0, 100_000.0, 1_000_000.0])
+def test_scheduling_does_not_slow_sessions_down(
+    sessions: list[AgentSession], rate: float, oversubscription: float
+) -> None:
+    """Where prefill is so fast that waiting does not pay, turns hardly wait."""
+    off, auto = (run(sessions, name, oversubscription, rate) for name in ("fcfs", "auto"))
+    assert auto.sessions_per_hour > 0.95 * off.sessions_per_hour
+    assert auto.timeouts == 0
 
 
 @pytest.mark.parametrize("name", ["cap", "cap:0", "cap:x", "lifo", "auto:3", ""])

@@ -9,10 +9,11 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.llamacpp.capacity import common_prefix_length
+from dovetail.routing.prefill_rate import PrefillRate
 from dovetail.routing.session_queue import SessionQueue
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import (
@@ -29,9 +30,6 @@ from dovetail.telemetry.distribution import Distribution
 #: The expected output of turns without a prediction, until outputs were observed.
 INITIAL_OUTPUT_TOKENS = 256.0
 OUTPUT_SMOOTHING = 0.05
-#: Shorter prefills do not show how fast the engine prefills.
-MIN_PREFILL_TOKENS = 128
-PREFILL_SMOOTHING = 0.2
 MAX_SESSIONS = 1 << 16
 MAX_HEADS = 128
 MAX_HEAD_TOKENS = 1 << 15
@@ -117,7 +115,6 @@ class SessionAdmission:
         self._tool_times = ToolTimes()
         self._queues: dict[int, SessionQueue] = {}
         self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
-        self._prefill_seconds = 1.0 / self._limits.prefill_tokens_per_second
         self._average_output = INITIAL_OUTPUT_TOKENS
         self.heads = SharedHeads()
         self.stats = SchedulingStats()
@@ -207,15 +204,6 @@ class SessionAdmission:
     def observe_output(self, tokens: int) -> None:
         self._average_output += OUTPUT_SMOOTHING * (tokens - self._average_output)
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Learn how fast the engine prefills, which decides how long places are held."""
-        if tokens < MIN_PREFILL_TOKENS or seconds <= 0:
-            return
-        self._prefill_seconds += PREFILL_SMOOTHING * (seconds / tokens - self._prefill_seconds)
-        self._limits = replace(self._limits, prefill_tokens_per_second=1.0 / self._prefill_seconds)
-        for queue in self._queues.values():
-            queue.scheduler.limits = self._limits
-
 
 class SessionTurn:
     """One turn of a session: it waits, runs in one or more engine requests, and ends."""
@@ -254,8 +242,10 @@ class SessionTurn:
         return False
 
     def measure_prefill(self, request: EngineRequest, sink: TokenSink) -> TokenSink:
-        """Return a sink that measures the prefill of a request."""
-        return _PrefillMeter(self._admission, len(request.prompt), sink)
+        """Return a sink that measures how fast the engine prefills a request."""
+        if self._queue is None:
+            return sink
+        return _PrefillMeter(self._queue.scheduler.prefill_rate, len(request.prompt), sink)
 
     def finish(self, end: TurnEnd) -> None:
         """End a turn that is complete."""
@@ -292,10 +282,10 @@ class SessionTurn:
 class _PrefillMeter:
     """Forwards deltas to another sink, and reports the time until the first one."""
 
-    __slots__ = ("_admission", "_prompt_tokens", "_push", "_started_at", "drain")
+    __slots__ = ("_prompt_tokens", "_push", "_rate", "_started_at", "drain")
 
-    def __init__(self, admission: SessionAdmission, prompt_tokens: int, sink: TokenSink) -> None:
-        self._admission = admission
+    def __init__(self, rate: PrefillRate, prompt_tokens: int, sink: TokenSink) -> None:
+        self._rate = rate
         self._prompt_tokens = prompt_tokens
         self._push = sink.push
         self.drain = sink.drain
@@ -305,6 +295,6 @@ class _PrefillMeter:
         if self._started_at is not None:
             if delta.cached is not None:
                 seconds = asyncio.get_running_loop().time() - self._started_at
-                self._admission.observe_prefill(self._prompt_tokens - delta.cached, seconds)
+                self._rate.observe(self._prompt_tokens - delta.cached, seconds)
             self._started_at = None
         return self._push(delta)

@@ -3,7 +3,8 @@
 If more sessions are active than fit into the KV cache, each turn evicts the prefix of another
 session and prefills its own again. The scheduler admits only as many sessions as fit; the others
 wait before a turn, never inside one. A session keeps its place between turns while it is expected
-back soon. A session without a place runs at the latest after `max_wait_seconds`.
+back sooner than the engine could prefill it again: an engine that prefills fast is not kept idle. A
+session without a place runs at the latest after `max_wait_seconds`.
 
 The scheduler is a pure state machine. It neither waits nor reads a clock: call `admit` after each
 change and at `next_deadline`, and send the turns that it returns to the engine.
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from itertools import count, takewhile
 from math import inf
 
+from dovetail.routing.prefill_rate import PrefillRate
 from dovetail.routing.session_places import PlacedSession, SessionPlaces
 from dovetail.routing.session_turns import (
     SchedulerCounters,
@@ -29,7 +31,9 @@ from dovetail.routing.tool_times import ToolTimes
 MAX_KNOWN_SESSIONS = 10_000
 #: A place is held this much longer than the quantile of the expected return.
 HOLD_QUANTILE, HOLD_MARGIN_FACTOR, HOLD_MARGIN_SECONDS = 0.95, 1.5, 1.0
-#: Turns of tenants below their share take places after this part of `rotation_seconds`.
+#: No turn takes the place of a session that is expected back before it has waited this long.
+MIN_ROTATION_SECONDS = 30.0
+#: Turns of tenants below their share take places after this part of that time.
 FAIR_ROTATION_PART = 0.25
 
 _Rank = tuple[float, ...]
@@ -40,6 +44,7 @@ class SessionScheduler:
 
     `capacity_tokens`: the KV cache of the replica; None if it is not known: all turns run at once.
     `tool_times`: the learned durations, which the schedulers of several replicas may share.
+    `prefill_rate`: how fast the engine prefills; observe it there.
     """
 
     def __init__(
@@ -51,11 +56,13 @@ class SessionScheduler:
         self.capacity_tokens = capacity_tokens
         self.limits = limits or SchedulingLimits()
         self.tool_times = tool_times or ToolTimes()
+        self.prefill_rate = PrefillRate(self.limits.prefill_tokens_per_second)
         self.counters = SchedulerCounters()
         self.running_turns = 0
         self._places = SessionPlaces()
         self._sessions: dict[str, PlacedSession] = {}
         self._waiting: dict[int, Turn] = {}
+        self._waiting_tokens = 0
         self._numbers = count()
 
     @property
@@ -85,6 +92,7 @@ class SessionScheduler:
             self._try_admit(turn, now, is_forced=True)
         elif self._waiting or not self._try_admit(turn, now):
             self._waiting[turn.number] = turn
+            self._waiting_tokens += arrival.own_tokens
         return turn
 
     def admit(self, now: float) -> list[Turn]:
@@ -98,7 +106,7 @@ class SessionScheduler:
             if is_cold and not is_overdue and needed >= smallest_rejected:
                 continue
             if self._try_admit(turn, now):
-                del self._waiting[turn.number]
+                self._stop_waiting(turn)
                 admitted.append(turn)
             elif is_overdue:
                 break  # what becomes free is for this turn, however small the others are
@@ -120,7 +128,7 @@ class SessionScheduler:
         """Remove a turn that waits, or record that a running one was interrupted."""
         if turn.state == "waiting":
             turn.state = "finished"
-            del self._waiting[turn.number]
+            self._stop_waiting(turn)
             session = self._sessions[turn.arrival.session]
             session.waiting -= 1
             if not session.waiting and not session.running:
@@ -155,11 +163,9 @@ class SessionScheduler:
         """Return the next time at which `admit` has to be called without any other change."""
         if not self._waiting:
             return None
-        limits = self.limits
-        times = [turn.arrived_at + limits.max_wait_seconds for turn in self._waiting.values()]
-        for turn in self._waiting.values():
-            times.append(turn.arrived_at + limits.rotation_seconds)
-            times.append(turn.arrived_at + limits.rotation_seconds * FAIR_ROTATION_PART)
+        rotation = self._rotation_seconds()
+        waits = (self.limits.max_wait_seconds, rotation, rotation * FAIR_ROTATION_PART)
+        times = [turn.arrived_at + wait for turn in self._waiting.values() for wait in waits]
         times += (session.hold_until for session in self._places.parked())
         return min((time for time in times if now < time < inf), default=None)
 
@@ -213,11 +219,17 @@ class SessionScheduler:
 
     def _is_overdue(self, turn: Turn, now: float) -> bool:
         """Return whether a turn has waited so long that it may take the place of a session."""
-        limits = self.limits
-        limit = min(limits.rotation_seconds, limits.max_wait_seconds)
+        limit = self._rotation_seconds()
         if self._is_below_share(turn.arrival.tenant):
             limit *= FAIR_ROTATION_PART
         return now >= turn.arrived_at + limit
+
+    def _rotation_seconds(self) -> float:
+        """Return the wait after which turns take the places of sessions that are expected back."""
+        limits = self.limits
+        cost = limits.rotation_factor * self.prefill_rate.seconds(self._waiting_tokens)
+        longest = min(limits.rotation_seconds, limits.max_wait_seconds)
+        return min(max(cost, MIN_ROTATION_SECONDS), longest)
 
     def _is_below_share(self, tenant: str) -> bool:
         """Return whether a tenant has less than half of its share, and others have more."""
@@ -225,6 +237,10 @@ class SessionScheduler:
         count = len(tenants) + (tenant not in tenants)
         capacity = self.capacity_tokens or 0
         return count > 1 and tenants.get(tenant, 0) * count * 2 < capacity
+
+    def _stop_waiting(self, turn: Turn) -> None:
+        del self._waiting[turn.number]
+        self._waiting_tokens -= turn.arrival.own_tokens
 
     def _try_admit(self, turn: Turn, now: float, *, is_forced: bool = False) -> bool:
         """Start a turn if there is room, taking the places of others where that is allowed."""
@@ -256,7 +272,7 @@ class SessionScheduler:
         needed = places.tokens_needed(session, turn.arrival)
         capacity = self.capacity_tokens or 0
         if self._waiting and session.placement is None and not self._is_overdue(turn, now):
-            capacity -= int(capacity * self.limits.headroom)
+            capacity -= self._headroom(capacity, needed)
         missing = places.used + needed - capacity
         if missing <= 0:
             return True
@@ -272,6 +288,12 @@ class SessionScheduler:
             self.counters.rotated += victim.hold_until > now
             places.leave(victim)
         return True
+
+    def _headroom(self, capacity: int, needed: int) -> int:
+        """Return the tokens that a turn without a place leaves to the growth of the others."""
+        limits = self.limits
+        part = min(1.0, self.prefill_rate.seconds(needed) / limits.headroom_seconds)
+        return int(capacity * limits.headroom * part)
 
     def _victims(self, turn: Turn, session: PlacedSession, now: float) -> Iterator[PlacedSession]:
         """Iterate over the sessions whose places a turn may take, in the order of taking them."""
@@ -300,12 +322,12 @@ class SessionScheduler:
         """Return how long a place is held after a turn, and the predicted time of the next turn.
 
         A place that is held is lost for others; one that is given up is prefilled again. Holding it
-        is cheaper up to about the time in which the engine prefills its KV cache.
+        is cheaper up to about the time in which the engine prefills the session again.
         """
         if end.waits_for_user:
             return 0.0, None
         limits = self.limits
-        seconds = (self.capacity_tokens or 0) / limits.prefill_tokens_per_second
+        seconds = self.prefill_rate.seconds(end.context_tokens)
         longest = min(limits.hold_factor * seconds, limits.rotation_seconds)
         if end.return_seconds is not None:
             late = end.return_seconds > longest

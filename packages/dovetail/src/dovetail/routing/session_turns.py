@@ -21,19 +21,23 @@ class SchedulingLimits:
     `rotation_seconds`: a turn that has waited this long takes the place of a session between two
     turns, even if that session is expected back soon. Turns of tenants that use less than their
     share of the KV cache do so after a quarter of the time.
-    `prefill_tokens_per_second`: the rate at which the engine prefills. It determines how long a
-    place is held for a session that is expected back.
-    `hold_factor`: the longest hold, relative to the time in which the engine prefills all of its
-    KV cache.
+    `rotation_factor`: turns take such places earlier, after this multiple of the time in which the
+    engine prefills all waiting turns: rotation then costs a limited part of the engine's time.
+    `prefill_tokens_per_second`: the rate at which the engine prefills, until it was measured.
+    `hold_factor`: the longest time for which a place is held for a session that is expected back,
+    relative to the time in which the engine prefills that session again.
     `headroom`: the part of the KV cache that sessions with a place can grow into: turns without a
     place are not admitted into it while others wait.
+    `headroom_seconds`: the headroom is smaller where the engine prefills a turn in less time.
     """
 
     max_wait_seconds: float = 240.0
-    rotation_seconds: float = 120.0
+    rotation_seconds: float = 150.0
+    rotation_factor: float = 10.0
     prefill_tokens_per_second: float = 10_000.0
-    hold_factor: float = 1.0
+    hold_factor: float = 2.5
     headroom: float = 0.1
+    headroom_seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class SessionPolicy(Protocol):
 
     def admit(self, now: float) -> list[AgentTurn]: ...
 
+    def observe_prefill(self, tokens: int, seconds: float) -> None: ...
+
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
     def next_deadline(self, now: float) -> float | None: ...
@@ -39,6 +41,8 @@ class FcfsPolicy:
         admitted = list(self._waiting)
         self._waiting.clear()
         return admitted
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None: ...
 
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
@@ -136,6 +140,9 @@ class SchedulerPolicy:
         admitted = [self._turns.pop(one.number) for one in self.scheduler.admit(now)]
         admitted, self._admitted = self._admitted + admitted, []
         return admitted
+
+    def observe_prefill(self, tokens: int, seconds: float) -> None:
+        self.scheduler.prefill_rate.observe(tokens, seconds)
 
     def finish(self, turn: AgentTurn, now: float) -> None:
         end = TurnEnd(
