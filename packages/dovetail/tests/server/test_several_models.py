@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dovetail.routing.pool import ReplicaPool
 from dovetail.server import engines as remote
 from dovetail.server.build import build_service
 from dovetail.settings.config import Config
-from dovetail_model import Hints, Request, TextBlock, Turn
+from dovetail_model import Hints, Identity, Request, TextBlock, Turn
 
 TWO = """
 http-port = 0
@@ -142,6 +143,31 @@ def test_next_prompt_is_prefilled_ahead_where_the_template_drops_reasoning(tmp_p
         await run_and_collect(entry, Request("m", turns))
         follows = engine.requests[-1].prompt
         assert follows[: len(ahead.prompt)] == ahead.prompt
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_next_prompt_is_prefilled_ahead_once_sessions_had_to_wait(tmp_path: Path) -> None:
+    output = "<think>\n" + "Let me see. " * 20 + "\n</think>\n\n" + "It is a fine day. " * 10
+
+    async def main() -> None:
+        settings = replace(
+            config(tmp_path, [{"text": output}]), session_scheduling="auto", kv_tokens=100
+        )
+        service = build_service(settings)
+        await service.start()
+        entry = service.find("m")
+        pool, engine = engine_of(entry)
+        turns = (Turn("user", (TextBlock("How is it?"),)),)
+        await run_and_collect(entry, Request("m", turns))
+        assert not pool.prefills_ahead  # it did not wait
+        names = [Identity(session=name) for name in "abc"]
+        sent = [Request("m", turns, identity=name) for name in names]
+        await asyncio.gather(*(run_and_collect(entry, one) for one in sent))
+        while not pool.warmed_prompts:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+        assert [one.max_tokens == 1 for one in engine.requests] == [False] * 4 + [True]
         await service.stop()
 
     asyncio.run(main())

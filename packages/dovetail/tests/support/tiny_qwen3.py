@@ -46,7 +46,7 @@ _POOL = 1 << 20  # random numbers; each row of weights is a part of them
 def tiny_qwen3(folder: Path, spread: float = _SPREAD, layers: int = LAYERS) -> Path:
     """Write the model into a new folder, with the same weights each time.
 
-    A larger `spread` makes the token probabilities less uniform.
+    A larger `spread` makes the token probabilities less uniform. More `layers` make it slower.
     """
     source = TOKENIZERS / "qwen3"
     if not source.is_dir():

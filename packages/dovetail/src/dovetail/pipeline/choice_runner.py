@@ -352,15 +352,16 @@ class ChoiceRunner:
             await self._entry.preparer.close_turn(self._prepared, self._generation)
 
     def _warm_next_prompt(self) -> None:
-        """Prefill the next prompt before the user sends it, if the client requested this.
+        """Prefill the next prompt before the user sends it.
 
-        This is useless after a call, because the next prompt then extends this one.
+        This is done if the client requested it, or while sessions are scheduled. It is useless
+        after a call, because the next prompt then extends this one, which the engine has cached.
         """
-        request = self._prepared.request
-        if request.identity.final:
+        request, engine = self._prepared.request, self._entry.engine
+        if request.identity.final or self._finish_reason != "stop":
             return
-        if request.hints.speculative_prefill and self._finish_reason == "stop":
-            self._entry.engine.warm(session_key(self._prepared), self._next_warm_request)
+        if request.hints.speculative_prefill or engine.prefills_ahead:
+            engine.warm(session_key(self._prepared), self._next_warm_request)
 
     async def _next_warm_request(self) -> EngineRequest | None:
         ids = await self._entry.preparer.predict_next_prompt(self._prepared, self._generation)

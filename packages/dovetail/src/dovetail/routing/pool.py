@@ -98,6 +98,14 @@ class ReplicaPool:
         return self._warmer.warmed_prompts
 
     @property
+    def prefills_ahead(self) -> bool:
+        """Whether next prompts are prefilled without a request for it: sessions had to wait.
+
+        While all sessions fit, session scheduling changes nothing.
+        """
+        return self.sessions is not None and self.sessions.has_delayed_turns
+
+    @property
     def capabilities(self) -> EngineCapabilities:
         """The capabilities that all available replicas share."""
         if len(self.replicas) == 1:

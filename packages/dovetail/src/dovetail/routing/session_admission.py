@@ -160,6 +160,11 @@ class SessionAdmission:
         queue = self._queues.get(index)
         return queue is not None and queue.scheduler.waiting_turns > 0
 
+    @property
+    def has_delayed_turns(self) -> bool:
+        """Whether a turn had to wait since the start: more sessions are active than fit."""
+        return any(one.counters.delayed for _, one in self.schedulers())
+
     def schedulers(self) -> Iterator[tuple[int, SessionScheduler]]:
         for index, queue in self._queues.items():
             yield index, queue.scheduler

@@ -1,28 +1,28 @@
-"""Session scheduling with a real vLLM whose KV cache is too small for all sessions."""
+"""Session scheduling with a real vLLM whose KV cache is too small for all sessions.
+
+Prints the figures of `docs/scheduling.md`: run it with `-s`.
+"""
 
 import json
 import os
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import pytest
 from server_process import served
 from tiny_qwen3 import tiny_qwen3
 from vllm_environment import ENVIRONMENT, PYTHON, REAL
 
 pytestmark = REAL
 
-SESSIONS, TURNS, TOOL_SECONDS = 12, 5, 0.3
-OPTIONS = (
-    "dtype=float32",
-    "enforce_eager=true",
-    "block_size=32",
-    "num_gpu_blocks_override=160",  # 5,120 tokens; the sessions need about 15,000
-    "max_model_len=4096",
-)
+TURNS, TOOL_SECONDS = 5, 0.3
+OPTIONS = ("dtype=float32", "enforce_eager=true", "block_size=32")
 TOOL = {
     "type": "function",
     "function": {
@@ -37,13 +37,37 @@ TOOL = {
 }
 
 
-def run_session(url: str, number: int) -> None:
-    words = " ".join(f"w{number}x{at * 7919 % 1000}" for at in range(120))
-    messages: list[dict[str, Any]] = [{"role": "user", "content": words}]
+@dataclass(frozen=True)
+class Setting:
+    """Sessions, and an engine for them.
+
+    `words`: of the first prompt, of about nine tokens each.
+    `blocks`: of the KV cache, of 32 tokens.
+    `step_tokens`: the most tokens that the engine computes in one step.
+    """
+
+    sessions: int
+    words: int
+    blocks: int
+    layers: int
+    step_tokens: int
+
+
+#: The engine prefills several thousand tokens per second, so prefilling them again costs little.
+FAST = Setting(sessions=12, words=120, blocks=160, layers=2, step_tokens=4096)
+#: Prefill takes most of the time.
+SLOW = Setting(sessions=12, words=320, blocks=420, layers=24, step_tokens=512)
+
+
+def run_session(url: str, number: int, words: int) -> None:
+    text = " ".join(f"w{number}x{at * 7919 % 1000}" for at in range(words))
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text}]
     headers = {"content-type": "application/json", "x-dynamo-session-id": f"s{number}"}
-    fields = {"model": "m", "max_tokens": 60, "tools": [TOOL], "tool_choice": "required"}
+    fields = {"model": "m", "max_tokens": 60, "tools": [TOOL], "temperature": 0}
     for turn in range(TURNS):
-        body = json.dumps({**fields, "temperature": 0, "messages": messages}).encode()
+        # The last turn is text, as that of an agent that is done.
+        choice = "none" if turn == TURNS - 1 else "required"
+        body = json.dumps({**fields, "tool_choice": choice, "messages": messages}).encode()
         with urlopen(Request(f"{url}/v1/chat/completions", body, headers), timeout=300) as reply:
             message = json.load(reply)["choices"][0]["message"]
         messages.append({name: value for name, value in message.items() if value is not None})
@@ -56,20 +80,48 @@ def run_session(url: str, number: int) -> None:
         time.sleep(TOOL_SECONDS)  # the tool runs
 
 
-def reprefilled_tokens(folder: Path, mode: str) -> float:
-    options = [f"python={os.environ[PYTHON]}", *OPTIONS]
+def measure(folder: Path, setting: Setting, mode: str) -> Callable[[str], float]:
+    """Run the sessions and return a function that reads the server's counters."""
+    options = [
+        f"python={os.environ[PYTHON]}",
+        *OPTIONS,
+        f"num_gpu_blocks_override={setting.blocks}",
+        f"max_num_batched_tokens={setting.step_tokens}",
+        "max_model_len=4096",
+    ]
     flags = [part for option in options for part in ("--engine-option", option)]
     named = ("--served-model-name", "m", "--session-scheduling", mode)
     with served("--engine", "vllm", str(folder), *named, *flags, environment=ENVIRONMENT) as server:
-        with ThreadPoolExecutor(SESSIONS) as executor:
-            list(executor.map(lambda number: run_session(server.url, number), range(SESSIONS)))
+        began = time.monotonic()
+        with ThreadPoolExecutor(setting.sessions) as executor:
+            runs = [
+                executor.submit(run_session, server.url, number, setting.words)
+                for number in range(setting.sessions)
+            ]
+            for run in runs:
+                run.result()
+        seconds = time.monotonic() - began
         with urlopen(f"{server.url}/metrics") as reply:
             metrics = reply.read().decode()
-    (found,) = re.findall(r"^dovetail_reprefilled_tokens_total\{.*\} (\S+)$", metrics, re.MULTILINE)
-    return float(found)
+
+    def counter(name: str) -> float:
+        found = re.findall(rf"^dovetail_{name}\{{.*\}} (\S+)$", metrics, re.MULTILINE)
+        return sum(map(float, found))
+
+    again = counter("reprefilled_tokens_total")
+    print(f"\n{setting}, {mode}: {seconds:.1f} s, {again:,.0f} tokens prefilled again")
+    return counter
 
 
-def test_fewer_tokens_are_prefilled_again(tmp_path: Path) -> None:
-    folder = tiny_qwen3(tmp_path / "m")
-    scheduled, plain = reprefilled_tokens(folder, "auto"), reprefilled_tokens(folder, "off")
-    assert scheduled < plain / 2
+@pytest.mark.parametrize("setting", [FAST, SLOW], ids=["fast", "slow"])
+def test_tokens_are_prefilled_again_only_where_that_is_cheaper(
+    tmp_path: Path, setting: Setting
+) -> None:
+    folder = tiny_qwen3(tmp_path / "m", layers=setting.layers)
+    plain, scheduled = (measure(folder, setting, mode) for mode in ("off", "auto"))
+    name = "reprefilled_tokens_total"
+    assert scheduled(name) <= plain(name)
+    if setting is SLOW:
+        assert scheduled(name) < plain(name) / 2
+    waits = scheduled("session_wait_seconds_count")
+    assert waits == setting.sessions * TURNS
