@@ -426,3 +426,36 @@ def test_shared_head_is_counted_once() -> None:
         await pool.stop()
 
     run_jumping(scene())
+
+
+class RetainingTimedEngine(TimedEngine):
+    """Records what it is asked to retain."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.retained: list[tuple[str, float]] = []
+
+    def retain(self, request: str, seconds: float) -> None:
+        self.retained.append((request, seconds))
+
+
+def test_engine_is_told_how_long_a_session_is_expected_back() -> None:
+    async def scene() -> list[tuple[str, float]]:
+        engine, sessions = RetainingTimedEngine(), SessionAdmission(100_000)
+        pool = ReplicaPool([engine], sessions=sessions)
+        await pool.start()
+        ends = {
+            "tool": TurnEnd(1_000, (("Read", ""),)),
+            "user": TurnEnd(1_000, waits_for_user=True),
+        }
+        for name, end in ends.items():
+            turn = sessions.begin_turn(TurnProfile(name, f"{name}#0", "", "head"))
+            prompt = array("I", [len(name)] * 1_000)
+            assert await turn.enter(0, EngineRequest(f"request of {name}", prompt, 10))
+            turn.finish(end)
+        await pool.stop()
+        return engine.retained
+
+    ((request, seconds),) = run_jumping(scene())
+    assert request == "request of tool"
+    assert seconds > 0

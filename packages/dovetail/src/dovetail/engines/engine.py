@@ -118,6 +118,14 @@ class FactReporter(Protocol):
         """The last report: `running`, `waiting` and `cache_usage`, as far as it has them."""
 
 
+@runtime_checkable
+class RetainingEngine(Protocol):
+    """An engine that can be told how long a session's prefix is needed."""
+
+    def retain(self, request: str, seconds: float) -> None:
+        """Prefer to keep the cached prompt and output of a finished request for some time."""
+
+
 @dataclass(frozen=True)
 class EngineCapabilities:
     """The features that an engine supports.

@@ -16,6 +16,7 @@ from dovetail.engines.engine import (
     EngineCapabilities,
     EngineHealth,
     EngineRequest,
+    RetainingEngine,
     TokenEngine,
     TokenSink,
 )
@@ -298,8 +299,10 @@ class ReplicaPool:
     def _schedule_sessions(self, replica: Replica) -> None:
         """Schedule the sessions of a replica with an empty KV cache."""
         if self.sessions is not None:
-            reported = replica.engine.capabilities.kv_tokens
-            self.sessions.add_replica(replica.index, self.name, reported)
+            engine = replica.engine
+            retain = engine.retain if isinstance(engine, RetainingEngine) else None
+            reported = engine.capabilities.kv_tokens
+            self.sessions.add_replica(replica.index, self.name, reported, retain)
 
     def _fail_sessions(self, replica: Replica) -> None:
         if self.sessions is not None:

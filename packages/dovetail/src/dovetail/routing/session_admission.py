@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.llamacpp.capacity import common_prefix_length
 from dovetail.routing.prefill_rate import PrefillRate
-from dovetail.routing.session_queue import SessionQueue
+from dovetail.routing.session_queue import RetainFunction, SessionQueue
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import (
     SchedulingLimits,
@@ -119,8 +119,17 @@ class SessionAdmission:
         self.heads = SharedHeads()
         self.stats = SchedulingStats()
 
-    def add_replica(self, index: int, engine: str, reported_tokens: int | None) -> None:
-        """Schedule the sessions of a replica, or continue after its engine was restarted."""
+    def add_replica(
+        self,
+        index: int,
+        engine: str,
+        reported_tokens: int | None,
+        retain: RetainFunction | None = None,
+    ) -> None:
+        """Schedule the sessions of a replica, or continue after its engine was restarted.
+
+        `retain`: tells the engine for how long to keep what it has cached for a request.
+        """
         capacity = self._kv_tokens or reported_tokens
         fields: dict[str, object] = {"engine": engine, "replica": index}
         if capacity is None:
@@ -133,9 +142,10 @@ class SessionAdmission:
         queue = self._queues.get(index)
         if queue is None:
             scheduler = SessionScheduler(capacity, self._limits, self._tool_times)
-            self._queues[index] = SessionQueue(scheduler, index, self.stats)
+            queue = self._queues[index] = SessionQueue(scheduler, index, self.stats)
         else:
             queue.restart(capacity)
+        queue.retain = retain
 
     def fail_replica(self, index: int) -> None:
         """Let the turns that wait for a failed replica select another one."""
@@ -213,7 +223,15 @@ class SessionAdmission:
 class SessionTurn:
     """One turn of a session: it waits, runs in one or more engine requests, and ends."""
 
-    __slots__ = ("_admission", "_arrived_at", "_output_start", "_queue", "_turn", "profile")
+    __slots__ = (
+        "_admission",
+        "_arrived_at",
+        "_output_start",
+        "_queue",
+        "_request",
+        "_turn",
+        "profile",
+    )
 
     def __init__(self, admission: SessionAdmission, profile: TurnProfile) -> None:
         self._admission = admission
@@ -222,6 +240,7 @@ class SessionTurn:
         self._turn: Turn | None = None
         self._arrived_at: float | None = None  # when it first arrived at a replica
         self._output_start = 0  # the length of the first prompt
+        self._request = ""  # the id of the last engine request
 
     async def enter(self, replica: int, request: EngineRequest) -> bool:
         """Wait until the turn may run on a replica.
@@ -229,6 +248,7 @@ class SessionTurn:
         Returns at once if the turn already runs there. A turn that was migrated does not wait.
         Returns False if the replica failed or was removed while the turn waited.
         """
+        self._request = request.id
         queue = self._admission.queue(replica)
         if queue is None:
             return True  # it was removed, and serves its last requests
@@ -256,7 +276,7 @@ class SessionTurn:
         """End a turn that is complete."""
         if self._turn is not None and self._queue is not None:
             self._admission.observe_output(end.context_tokens - self._output_start)
-            self._queue.finish(self._turn, end)
+            self._queue.finish(self._turn, end, self._request)
             self._turn = None
 
     def cancel(self, *, release: bool) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import Turn, TurnArrival, TurnEnd
 from dovetail.telemetry.distribution import Distribution
+
+RetainFunction = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
@@ -20,10 +23,15 @@ class WaitStats(Protocol):
 
 
 class SessionQueue:
-    """Wakes waiting turns when the scheduler of a replica admits them."""
+    """Wakes waiting turns when the scheduler of a replica admits them.
+
+    `retain`: called with the id of the last request of a session whose place is held, and with the
+    seconds; None if the engine has no such function.
+    """
 
     def __init__(self, scheduler: SessionScheduler, replica: int, stats: WaitStats) -> None:
         self.scheduler = scheduler
+        self.retain: RetainFunction | None = None
         self._replica = replica
         self._stats = stats
         self._waiting: dict[Turn, asyncio.Future[bool]] = {}
@@ -54,8 +62,11 @@ class SessionQueue:
         finally:
             self._waiting.pop(turn, None)
 
-    def finish(self, turn: Turn, end: TurnEnd) -> None:
-        self.scheduler.finish(turn, end, _now())
+    def finish(self, turn: Turn, end: TurnEnd, request: str) -> None:
+        """End a turn. `request`: the id of its last engine request."""
+        seconds = self.scheduler.finish(turn, end, _now())
+        if seconds > 0 and self.retain is not None:
+            self.retain(request, seconds)
         self.dispatch()
 
     def cancel(self, turn: Turn) -> None:

@@ -114,15 +114,19 @@ class SessionScheduler:
                 smallest_rejected = min(needed, smallest_rejected)
         return admitted
 
-    def finish(self, turn: Turn, end: TurnEnd, now: float) -> None:
-        """Record the end of a running turn. Its session keeps its place or gives it up."""
+    def finish(self, turn: Turn, end: TurnEnd, now: float) -> float:
+        """Record the end of a running turn. Its session keeps its place or gives it up.
+
+        Returns for how many seconds the place is held at most.
+        """
         session = self._stop_turn(turn)
         if session.running:
-            return
+            return 0.0
         session.idle_since = now
         session.tool_keys = end.tool_keys
         hold_seconds, session.predicted_seconds = self._predict_hold(end, now)
         self._park(session, end.context_tokens, now + hold_seconds)
+        return hold_seconds
 
     def cancel(self, turn: Turn, now: float) -> None:
         """Remove a turn that waits, or record that a running one was interrupted."""

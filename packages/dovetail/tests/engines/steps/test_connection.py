@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scripted_fixture import TOKENIZER, deltas, engine, request
 from step_fixture import CollectingSink, SteppedEngine, served, served_at
@@ -72,6 +73,28 @@ def test_a_cancelled_stream_is_aborted_in_the_engine(tmp_path: Path) -> None:
             assert stepped.aborted == ["ended"]
             stepped.step(1, last=True)
             await other
+
+    run(test())
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_engine_is_told_what_to_retain_if_it_supports_that(tmp_path: Path, supported: bool) -> None:
+    class Retaining(SteppedEngine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.retained: list[tuple[str, float]] = []
+
+        def retain(self, request: str, seconds: float) -> None:
+            self.retained.append((request, seconds))
+
+    async def test() -> None:
+        stepped = Retaining()
+        async with served(stepped, tmp_path) as client:
+            description = client.description
+            client.description = msgspec.structs.replace(description, retention=supported)
+            client.retain("one", 2.5)
+            await client.health()  # has been handled after it
+        assert stepped.retained == ([("one", 2.5)] if supported else [])
 
     run(test())
 

@@ -57,6 +57,11 @@ USED: dict[str, dict[str, dict[str, str]]] = {
             "layer_to_allocator|layer_index_to_group_indices": "",
         },
         "batch_manager": {"max_batch_tokens": "", "num_blocks": ""},
+        # Up to 5.18, `prefix_cache` hooks the block manager instead.
+        "page_retention": {
+            "can_store_request_tokens|_block_manager": "",
+            "compute_free_capacity|_block_manager": "",
+        },
         "prefix_cache": {
             "mark_complete_blocks|mark_shareable_blocks_as_complete": "state",
             "search_prefix_match": "request_id prompt_ids",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from http_fixture import serving
 from logprob_sessions import RecordingEngine
@@ -158,6 +159,31 @@ def test_cached_prefix_is_reported(bench: Bench) -> None:
     assert warm is not None
     assert warm >= 10 * PAGE  # includes the generated tokens, in complete pages
     assert warm % PAGE == 0
+
+
+@pytest.mark.parametrize("retained", [True, False])
+def test_retained_session_stays_cached_while_others_are_evicted(
+    bench: Bench, retained: bool
+) -> None:
+    """Sessions that together need more than the cache of two windows."""
+    client = bench.engine._client
+    if client is None or not client.description.retention:
+        pytest.skip("this version of transformers has no hooks for retention")
+    first, second, third = (
+        [(number * 20_011 + retained * 7 + at * 31) % 150_000 for at in range(3_500)]
+        for number in (1, 2, 3)
+    )
+
+    async def scene() -> int:
+        request = msgspec.structs.replace(make_request(first, 1), id=f"first {retained}")
+        await bench.generate(request)
+        if retained:
+            bench.engine.retain(request.id, 60.0)
+        await bench.generate(make_request(second, 1))
+        await bench.generate(make_request(third, 1))
+        return (await bench.generate(make_request(first, 1)))[0].cached or 0
+
+    assert (bench.run(scene()) > 3_400) == retained
 
 
 def test_cancelling_frees_the_slot(bench: Bench) -> None:

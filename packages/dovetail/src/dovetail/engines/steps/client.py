@@ -24,6 +24,7 @@ from dovetail.engines.steps.messages import (
     HealthReport,
     Hello,
     Rejection,
+    Retain,
     Step,
     Welcome,
     decode_engine_message,
@@ -186,6 +187,11 @@ class StepClient(asyncio.Protocol):
             del self._streams[number]
             if not stream.finished and self._closed is None:
                 self._transport.write(encode_frame(Abort(number)))
+
+    def retain(self, request: str, seconds: float) -> None:
+        """Let the engine keep what it has cached for a finished request, if it supports that."""
+        if self.description.retention and self._closed is None:
+            self._transport.write(encode_frame(Retain(request, seconds)))
 
     async def health(self) -> EngineHealth:
         """Return the engine's health. Raise `EngineUnavailable` if the connection is lost."""

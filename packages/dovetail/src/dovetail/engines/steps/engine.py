@@ -83,6 +83,11 @@ class ChildEngine:
         except EngineUnavailable as fault:
             await process.raise_exit_error(fault)
 
+    def retain(self, request: str, seconds: float) -> None:
+        """Keep what is cached for a finished request for some time, if the engine supports that."""
+        if self._client is not None:
+            self._client.retain(request, seconds)
+
     async def health(self) -> EngineHealth:
         """Return whether the process responds, and its own measurements."""
         if self._client is None:

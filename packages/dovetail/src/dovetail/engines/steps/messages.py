@@ -1,8 +1,8 @@
 """The messages of the step protocol, encoded as MessagePack.
 
 The client sends a `Hello`; the engine replies with a `Welcome` or a `Rejection`. After that, the
-client sends `Generate`, `Abort` and `HealthCheck` messages, and the engine sends one `Step` per
-engine step and a `HealthReport` per check. The client assigns the numbers of streams and never
+client sends `Generate`, `Abort`, `Retain` and `HealthCheck` messages, and the engine sends one
+`Step` per engine step and a `HealthReport` per check. The client assigns the numbers of streams and never
 reuses them within a connection.
 """
 
@@ -43,6 +43,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     `adapters`: the names of the LoRA adapters.
     `facts`: reported with the engine's health.
     `kv_tokens`: the capacity of the KV cache.
+    `retention`: the engine accepts `Retain`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class EngineDescription(msgspec.Struct, frozen=True):
     adapters: tuple[str, ...] = ()
     facts: dict[str, Any] = {}
     kv_tokens: int | None = None
+    retention: bool = False
 
     def to_capabilities(
         self, *, local: bool = False, supervised_elsewhere: bool = False
@@ -130,6 +132,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     stream: int
 
 
+class Retain(msgspec.Struct, frozen=True, tag="retain"):
+    """Keep the cached prompt and output of the request `id` for some time, if there is room."""
+
+    id: str
+    seconds: float
+
+
 class HealthCheck(msgspec.Struct, frozen=True, tag="health_check"):
     """Request a `HealthReport` with the same number."""
 
@@ -195,7 +204,7 @@ class HealthReport(msgspec.Struct, frozen=True, tag="health_report"):
     facts: dict[str, Any] = {}
 
 
-ClientMessage = Hello | Generate | Abort | HealthCheck
+ClientMessage = Hello | Generate | Abort | Retain | HealthCheck
 EngineMessage = Welcome | Rejection | Step | HealthReport
 
 decode_client_message = msgspec.msgpack.Decoder(ClientMessage).decode

@@ -105,6 +105,11 @@ class RemoteStepEngine:
             request = msgspec.structs.replace(request, adapter=self._adapter)
         await self._client.generate(request, sink)
 
+    def retain(self, request: str, seconds: float) -> None:
+        """Keep what is cached for a finished request for some time, if the engine supports that."""
+        if self._client is not None:
+            self._client.retain(request, seconds)
+
     async def health(self) -> EngineHealth:
         """Return the health that the engine reports. Connect again if it was restarted."""
         if self._client is None:

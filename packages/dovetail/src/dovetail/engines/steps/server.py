@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from dovetail.engines.engine import TokenDelta, TokenEngine
+from dovetail.engines.engine import RetainingEngine, TokenDelta, TokenEngine
 from dovetail.engines.steps.framing import FrameReader, FrameTooLarge, encode_frame
 from dovetail.engines.steps.messages import (
     PROTOCOL_VERSION,
@@ -19,6 +19,7 @@ from dovetail.engines.steps.messages import (
     HealthReport,
     Hello,
     Rejection,
+    Retain,
     Step,
     StreamFailure,
     Welcome,
@@ -148,6 +149,9 @@ class StepServerConnection(asyncio.Protocol):
             task_or_none = self._tasks.get(message.stream)
             if task_or_none is not None:
                 task_or_none.cancel()
+        elif isinstance(message, Retain):
+            if isinstance(self._server.engine, RetainingEngine):
+                self._server.engine.retain(message.id, message.seconds)
         elif isinstance(message, HealthCheck):
             self._start_health_check(message.number)
 

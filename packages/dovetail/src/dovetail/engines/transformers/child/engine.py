@@ -28,6 +28,7 @@ from dovetail.engines.transformers.child.grammar import (
     MinTokensMask,
 )
 from dovetail.engines.transformers.child.loader import LoadedModel, TransformersLoadError
+from dovetail.engines.transformers.child.page_retention import PageRetention
 from dovetail.engines.transformers.child.prefix_cache import PrefixCacheHook
 from dovetail.engines.transformers.child.sampling_params import (
     PARAMS_KEY,
@@ -78,6 +79,7 @@ class BatchingEngine:
         self._failure_reason: str | None = None
         self._scheduler = manager.batch_processor.scheduler
         self._prefix_cache = PrefixCacheHook(manager.batch_processor.cache)
+        self._retention = PageRetention(manager.batch_processor.cache)
         defer_delivery(manager)
         self.capabilities = EngineCapabilities(
             constraints=grammars.syntaxes,
@@ -104,6 +106,15 @@ class BatchingEngine:
         facts = {"running": len(scheduler.active_requests), "waiting": waiting}
         return EngineHealth(self._failure_reason is None, self._failure_reason or "", facts)
 
+    @property
+    def retains_pages(self) -> bool:
+        """Whether `retain` has an effect with this version of the library."""
+        return self._retention.is_supported
+
+    def retain(self, request: str, seconds: float) -> None:
+        """Evict the pages of a finished request after all others, for some time."""
+        self._retention.retain(request, seconds)
+
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Push deltas as they arrive. Deltas that arrive while the sink is full are merged."""
         self._check(request)
@@ -114,6 +125,7 @@ class BatchingEngine:
             mask = MinTokensMask(eos_ids, request.sampling.min_tokens)
         params = self._sampling_defaults.resolve(request.sampling, mask)
         name = self._prefix_cache.create_request_id(request.cache_salt)
+        self._retention.track(request.id, name)
         logprobs = params.recorded_logprobs if params.logprobs is not None else None
         delivery = OutputDelivery(
             sink, eos_ids, partial(self._prefix_cache.cached_tokens, name), logprobs

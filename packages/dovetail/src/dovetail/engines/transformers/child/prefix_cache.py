@@ -115,8 +115,7 @@ def _use_lru_eviction(cache: Any) -> None:
     """Evict the least recently used blocks, a sequence's end before its beginning.
 
     Up to 5.18, the library evicts the most recently used blocks, which are the prefix that all
-    requests share. From 5.19 on, it evicts all blocks that are not in use, which cannot be changed
-    from here.
+    requests share. From 5.19 on, it evicts all blocks that are not in use: see `PageRetention`.
     """
     blocks = getattr(cache, "_block_manager", None)
     if blocks is None or not hasattr(blocks, "_init_block_ids"):

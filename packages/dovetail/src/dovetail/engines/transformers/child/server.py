@@ -33,6 +33,7 @@ def load(config: Mapping[str, Any]) -> "ServedEngine":
         context_length=min(context_length, capacity),
         facts=facts,
         kv_tokens=capacity,
+        retention=engine.retains_pages,
     )
     return ServedEngine(engine, description)
 
@@ -46,6 +47,7 @@ class ServedEngine:
         self.name = engine.name
         self.capabilities = engine.capabilities
         self.generate = engine.generate
+        self.retain = engine.retain
         self.health = engine.health
         self.stop = engine.stop
 
