@@ -13,7 +13,12 @@ from dovetail.routing.policy import POLICIES, PolicyName
 from dovetail.routing.session_turns import SchedulingLimits
 from dovetail.simulate.agent_sessions import SessionWorkload, generate_sessions, read_sessions
 from dovetail.simulate.generator import AgentWorkload, generate_trace
-from dovetail.simulate.report import build_plot, build_session_table, build_table
+from dovetail.simulate.report import (
+    build_plot,
+    build_session_plot,
+    build_session_table,
+    build_table,
+)
 from dovetail.simulate.session_engine import EngineModel
 from dovetail.simulate.session_policies import create_policy
 from dovetail.simulate.session_simulation import SessionSimulation, measure_demand
@@ -25,8 +30,8 @@ def simulate(  # noqa: PLR0913 - each is a flag
     trace: Annotated[
         Path | None,
         typer.Argument(
-            help="Trace in Mooncake's format, plain or compressed (.gz). `dovetail trace mooncake` "
-            "writes such traces. Without it, agent sessions are generated."
+            help="Trace of `dovetail serve --trace-file`, or in Mooncake's format, plain or compressed "
+            "(.gz). Without it, agent sessions are generated."
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas.")] = 4,
@@ -80,7 +85,7 @@ def simulate(  # noqa: PLR0913 - each is a flag
         workload = SessionWorkload(sessions, max(1, sessions // 4), seed=seed)
         loaded = None if trace is None else _load_trace(trace, block_size, AgentWorkload(sessions))
         engine = EngineModel(blocks, 64, prefill_rate, decode_ms / 1000)
-        _compare_scheduling(loaded, workload, engine, oversubscription, scheduling)
+        _compare_scheduling(loaded, workload, engine, (oversubscription, scheduling, plot))
         return
     requests = _load_trace(trace, block_size, AgentWorkload(sessions, 120 / sessions, seed=seed))
     model = ReplicaModel(blocks, prefill_rate, decode_ms / 1000, cache_output)
@@ -94,19 +99,16 @@ def simulate(  # noqa: PLR0913 - each is a flag
     console.print(f"{summary}; ideal hit rate {ideal_hit_rate(requests):.3f}")
     console.print(build_table(results))
     if plot is not None:
-        try:
-            plot.write_text(build_plot(results, summary), encoding="utf-8")
-        except OSError as error:
-            fail("simulate", f"cannot write {plot}: {error.strerror}")
+        _write_plot(plot, build_plot(results, summary))
 
 
 def _compare_scheduling(
     trace: RequestTrace | None,
     workload: SessionWorkload,
     engine: EngineModel,
-    oversubscription: float,
-    names: str,
+    options: tuple[float, str, Path | None],
 ) -> None:
+    oversubscription, names, plot = options
     found = generate_sessions(workload) if trace is None else read_sessions(trace)
     size = workload.block_tokens if trace is None else trace.block_tokens
     engine = replace(engine, block_tokens=size)
@@ -120,8 +122,18 @@ def _compare_scheduling(
             fail("simulate", f"--scheduling {error}", 2)
         results.append(SessionSimulation(found, engine, policy).run(name))
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(f"{len(found)} sessions, demand {demand:,}, KV cache {engine.tokens:,} tokens")
+    summary = f"{len(found)} sessions, demand {demand:,}, KV cache {engine.tokens:,} tokens"
+    console.print(summary)
     console.print(build_session_table(results, engine))
+    if plot is not None:
+        _write_plot(plot, build_session_plot(results, summary))
+
+
+def _write_plot(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail("simulate", f"cannot write {path}: {error.strerror}")
 
 
 def _select_policies(names: list[str]) -> list[PolicyName]:

@@ -1,32 +1,43 @@
-"""The measured time in which an engine prefills tokens."""
+"""The measured rate at which an engine prefills tokens."""
 
 #: Each observation reduces the weight of the earlier ones by this factor.
 DECAY_PER_OBSERVATION = 0.95
-#: The weight of the assumed rate, as the length of one observed prompt.
+#: The weight of the assumed rate, as the tokens of one observed prompt.
 ASSUMED_TOKENS = 1_000.0
+#: Shorter prefills do not show the rate: their times are mostly those of the first output token.
+MIN_TOKENS = 256
 
 
 class PrefillRate:
-    """Learns how long prefilling takes, with the time that prompts wait in the engine's queue.
+    """Learns the throughput of prefill: the tokens per time in which the engine prefills.
 
-    The rate is fitted by least squares: a long prefill has more weight than many short ones, whose
-    times are mostly those of the first output token.
+    Engines prefill several prompts at once. Their times overlap, and count once.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
-        self._squares = ASSUMED_TOKENS**2
-        self._products = ASSUMED_TOKENS**2 / tokens_per_second
+        self._tokens = ASSUMED_TOKENS
+        self._seconds = ASSUMED_TOKENS / tokens_per_second
+        self._running = 0
+        self._counted_until = 0.0
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Record the time from sending a prompt to its first output token.
+    def start(self, now: float) -> None:
+        """Record that a prompt was sent to the engine."""
+        if not self._running:
+            self._counted_until = now
+        self._running += 1
 
-        `tokens`: the tokens of the prompt that were not cached.
+    def finish(self, tokens: int, now: float) -> None:
+        """Record the first output token of a prompt, or that it was cancelled.
+
+        `tokens`: the tokens of the prompt that were not cached; 0 if that is not known.
         """
-        if tokens <= 0 or seconds <= 0:
+        self._running -= 1
+        if tokens < MIN_TOKENS:
             return
-        self._squares = self._squares * DECAY_PER_OBSERVATION + tokens * tokens
-        self._products = self._products * DECAY_PER_OBSERVATION + tokens * seconds
+        self._tokens = self._tokens * DECAY_PER_OBSERVATION + tokens
+        self._seconds = self._seconds * DECAY_PER_OBSERVATION + max(0.0, now - self._counted_until)
+        self._counted_until = now
 
     def seconds(self, tokens: int) -> float:
         """Return the expected time in which the engine prefills so many tokens."""
-        return tokens * self._products / self._squares
+        return tokens * self._seconds / self._tokens

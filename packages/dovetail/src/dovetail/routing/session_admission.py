@@ -226,6 +226,7 @@ class SessionTurn:
     __slots__ = (
         "_admission",
         "_arrived_at",
+        "_meter",
         "_output_start",
         "_queue",
         "_request",
@@ -240,6 +241,7 @@ class SessionTurn:
         self._turn: Turn | None = None
         self._arrived_at: float | None = None  # when it first arrived at a replica
         self._output_start = 0  # the length of the first prompt
+        self._meter: _PrefillMeter | None = None
         self._request = ""  # the id of the last engine request
 
     async def enter(self, replica: int, request: EngineRequest) -> bool:
@@ -270,10 +272,14 @@ class SessionTurn:
         """Return a sink that measures how fast the engine prefills a request."""
         if self._queue is None:
             return sink
-        return _PrefillMeter(self._queue.scheduler.prefill_rate, len(request.prompt), sink)
+        self._stop_meter()
+        rate = self._queue.scheduler.prefill_rate
+        self._meter = _PrefillMeter(rate, len(request.prompt), sink)
+        return self._meter
 
     def finish(self, end: TurnEnd) -> None:
         """End a turn that is complete."""
+        self._stop_meter()
         if self._turn is not None and self._queue is not None:
             self._admission.observe_output(end.context_tokens - self._output_start)
             self._queue.finish(self._turn, end, self._request)
@@ -285,7 +291,13 @@ class SessionTurn:
         if release:
             self._admission.release_branch(self.profile)
 
+    def _stop_meter(self) -> None:
+        if self._meter is not None:
+            self._meter.stop()
+            self._meter = None
+
     def _leave(self) -> None:
+        self._stop_meter()
         if self._turn is not None and self._queue is not None:
             self._queue.cancel(self._turn)
         self._turn = None
@@ -305,21 +317,25 @@ class SessionTurn:
 
 
 class _PrefillMeter:
-    """Forwards deltas to another sink, and reports the time until the first one."""
+    """Forwards deltas to another sink, and reports the first one."""
 
-    __slots__ = ("_prompt_tokens", "_push", "_rate", "_started_at", "drain")
+    __slots__ = ("_is_running", "_prompt_tokens", "_push", "_rate", "drain")
 
     def __init__(self, rate: PrefillRate, prompt_tokens: int, sink: TokenSink) -> None:
         self._rate = rate
         self._prompt_tokens = prompt_tokens
         self._push = sink.push
         self.drain = sink.drain
-        self._started_at: float | None = asyncio.get_running_loop().time()
+        self._is_running = True
+        rate.start(asyncio.get_running_loop().time())
 
     def push(self, delta: TokenDelta) -> bool:
-        if self._started_at is not None:
-            if delta.cached is not None:
-                seconds = asyncio.get_running_loop().time() - self._started_at
-                self._rate.observe(self._prompt_tokens - delta.cached, seconds)
-            self._started_at = None
+        if self._is_running:
+            self.stop(self._prompt_tokens - delta.cached if delta.cached is not None else 0)
         return self._push(delta)
+
+    def stop(self, tokens: int = 0) -> None:
+        """End the measurement. `tokens`: those that were prefilled; 0 if that is not known."""
+        if self._is_running:
+            self._is_running = False
+            self._rate.finish(tokens, asyncio.get_running_loop().time())

@@ -31,6 +31,10 @@ from dovetail.routing.tool_times import ToolTimes
 MAX_KNOWN_SESSIONS = 10_000
 #: A place is held this much longer than the quantile of the expected return.
 HOLD_QUANTILE, HOLD_MARGIN_FACTOR, HOLD_MARGIN_SECONDS = 0.95, 1.5, 1.0
+#: The average time of a turn from its admission to its end: first assumed, then measured.
+ASSUMED_TURN_SECONDS, MIN_TURN_SECONDS, TURN_SMOOTHING = 3.0, 0.01, 0.05
+#: How much the load of prefill counts for the time for which places are held.
+LOAD_FACTOR = 1.5
 #: No turn takes the place of a session that is expected back before it has waited this long.
 MIN_ROTATION_SECONDS = 30.0
 #: Turns of tenants below their share take places after this part of that time.
@@ -63,6 +67,7 @@ class SessionScheduler:
         self._sessions: dict[str, PlacedSession] = {}
         self._waiting: dict[int, Turn] = {}
         self._waiting_tokens = 0
+        self._turn_seconds = ASSUMED_TURN_SECONDS
         self._numbers = count()
 
     @property
@@ -120,6 +125,7 @@ class SessionScheduler:
         Returns for how many seconds the place is held at most.
         """
         session = self._stop_turn(turn)
+        self._observe_turn(now - (turn.started_at or now))
         if session.running:
             return 0.0
         session.idle_since = now
@@ -325,14 +331,11 @@ class SessionScheduler:
     def _predict_hold(self, end: TurnEnd, now: float) -> tuple[float, float | None]:
         """Return how long a place is held after a turn, and the predicted time of the next turn.
 
-        A place that is held is lost for others; one that is given up is prefilled again. Holding it
-        is cheaper up to about the time in which the engine prefills the session again.
+        A place that is held is lost for others; one that is given up is prefilled again.
         """
         if end.waits_for_user:
             return 0.0, None
-        limits = self.limits
-        seconds = self.prefill_rate.seconds(end.context_tokens)
-        longest = min(limits.hold_factor * seconds, limits.rotation_seconds)
+        longest = self._longest_hold(end.context_tokens)
         if end.return_seconds is not None:
             late = end.return_seconds > longest
             return (0.0 if late else end.return_seconds + HOLD_MARGIN_SECONDS), end.return_seconds
@@ -343,6 +346,22 @@ class SessionScheduler:
             return 0.0, median
         upper = self.tool_times.quantile(end.tool_keys, HOLD_QUANTILE, now) or 0.0
         return min(longest, HOLD_MARGIN_FACTOR * upper + HOLD_MARGIN_SECONDS), median
+
+    def _longest_hold(self, tokens: int) -> float:
+        """Return for how long holding a place is cheaper than prefilling the session again.
+
+        That is the time which prefilling it takes, multiplied by the load of prefill if no prefix
+        were cached: the prefill of all sessions that fit, relative to the time of a turn. Above 1,
+        the engine could not prefill them in time; far below 1, prefill costs next to nothing.
+        """
+        limits, rate = self.limits, self.prefill_rate
+        load = rate.seconds(self.capacity_tokens or 0) / self._turn_seconds
+        seconds = min(limits.hold_factor, LOAD_FACTOR * load) * rate.seconds(tokens)
+        return min(seconds, limits.rotation_seconds)
+
+    def _observe_turn(self, seconds: float) -> None:
+        self._turn_seconds += TURN_SMOOTHING * (seconds - self._turn_seconds)
+        self._turn_seconds = max(self._turn_seconds, MIN_TURN_SECONDS)
 
     def _stop_turn(self, turn: Turn) -> PlacedSession:
         if turn.state != "running":

@@ -25,7 +25,8 @@ class SchedulingLimits:
     engine prefills all waiting turns: rotation then costs a limited part of the engine's time.
     `prefill_tokens_per_second`: the rate at which the engine prefills, until it was measured.
     `hold_factor`: the longest time for which a place is held for a session that is expected back,
-    relative to the time in which the engine prefills that session again.
+    relative to the time in which the engine prefills that session again. Places are held for less
+    where the engine prefills so fast that waiting costs more.
     `headroom`: the part of the KV cache that sessions with a place can grow into: turns without a
     place are not admitted into it while others wait.
     `headroom_seconds`: the headroom is smaller where the engine prefills a turn in less time.
@@ -35,7 +36,7 @@ class SchedulingLimits:
     rotation_seconds: float = 150.0
     rotation_factor: float = 10.0
     prefill_tokens_per_second: float = 10_000.0
-    hold_factor: float = 2.5
+    hold_factor: float = 5.0
     headroom: float = 0.1
     headroom_seconds: float = 1.0
 

@@ -138,8 +138,20 @@ def _trace_turns(
         if following is not None:
             if following.blocks[:known] == blocks:
                 blocks = following.blocks[:complete]
-            busy = request.output_tokens * TRACE_DECODE_SECONDS
-            gap = max(0.1, following.time - request.time - busy)
-            tool = None if gap > MIN_USER_GAP_SECONDS else ("tool", "")
+            gap = max(0.1, following.time - request.time - _busy_seconds(request))
+            tool = _tool_key(request, gap)
         blocks += tuple(next(unknown) for _ in range(complete - len(blocks)))
         yield AgentTurn(session, request.prompt_tokens, request.output_tokens, blocks, gap, tool)
+
+
+def _busy_seconds(request: TraceRequest) -> float:
+    if request.seconds is not None:
+        return request.seconds
+    return request.output_tokens * TRACE_DECODE_SECONDS
+
+
+def _tool_key(request: TraceRequest, gap_seconds: float) -> ToolTimeKey | None:
+    """Return the tool that runs after a request; None if a person has to continue."""
+    if request.tools is not None:
+        return ("+".join(sorted(set(request.tools))), "") if request.tools else None
+    return None if gap_seconds > MIN_USER_GAP_SECONDS else ("tool", "")

@@ -1,6 +1,6 @@
 """Present results of simulations: a table for the terminal and an SVG chart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from rich.table import Table
@@ -11,6 +11,8 @@ from dovetail.simulate.simulation import SimulationResult
 
 _WIDTH, _ROW, _LEFT, _PANEL, _GAP = 900, 22, 130, 200, 60
 _FONT = 'font-family="sans-serif" font-size="12"'
+#: A title, the values of the rows and their format.
+_Panel = tuple[str, Sequence[float], str]
 _COLORS = ("#2563eb", "#059669", "#d97706", "#7c3aed")
 
 
@@ -58,23 +60,36 @@ def _cells(one: SimulationResult) -> list[str]:
 
 def build_plot(results: Sequence[SimulationResult], title: str) -> str:
     """Build an SVG with a bar per policy for the hit rate, the TTFT and the balance."""
-    panels: list[tuple[str, Callable[[SimulationResult], float], str]] = [
-        ("hit rate", lambda one: one.hit_rate, "{:.3f}"),
-        ("TTFT p99 (s)", lambda one: one.ttft(0.99), "{:.2f}"),
-        ("balance (most / mean)", lambda one: one.balance, "{:.2f}"),
+    panels = [
+        ("hit rate", [one.hit_rate for one in results], "{:.3f}"),
+        ("TTFT p99 (s)", [one.ttft(0.99) for one in results], "{:.2f}"),
+        ("balance (most / mean)", [one.balance for one in results], "{:.2f}"),
     ]
-    height = 70 + _ROW * len(results)
+    return _draw([one.policy for one in results], panels, title)
+
+
+def build_session_plot(results: Sequence[SessionResult], title: str) -> str:
+    """Build an SVG with a bar per way of scheduling sessions."""
+    panels = [
+        ("sessions per hour", [one.sessions_per_hour for one in results], "{:.0f}"),
+        ("re-prefilled tokens", [one.re_prefilled_tokens for one in results], "{:,.0f}"),
+        ("TTFT p95 (s)", [one.ttft(0.95) for one in results], "{:.1f}"),
+    ]
+    return _draw([one.policy for one in results], panels, title)
+
+
+def _draw(rows: Sequence[str], panels: Sequence[_Panel], title: str) -> str:
+    height = 70 + _ROW * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {_FONT}>',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
         f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
     ]
-    for row, one in enumerate(results):
-        parts.append(f'<text x="10" y="{_bar_top(row) + 12}">{escape(one.policy)}</text>')
-    for number, (name, measure, form) in enumerate(panels):
+    for row, name in enumerate(rows):
+        parts.append(f'<text x="10" y="{_bar_top(row) + 12}">{escape(name)}</text>')
+    for number, (name, values, form) in enumerate(panels):
         left = _LEFT + number * (_PANEL + _GAP)
         parts.append(f'<text x="{left}" y="44" fill="#555">{escape(name)}</text>')
-        values = [measure(one) for one in results]
         parts += _bars(left, values, form)
     return "\n".join([*parts, "</svg>", ""])
 

@@ -21,7 +21,7 @@ class SessionPolicy(Protocol):
 
     def admit(self, now: float) -> list[AgentTurn]: ...
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None: ...
+    def finish_prefill(self, tokens: int, now: float) -> None: ...
 
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
@@ -42,7 +42,7 @@ class FcfsPolicy:
         self._waiting.clear()
         return admitted
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None: ...
+    def finish_prefill(self, tokens: int, now: float) -> None: ...
 
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
@@ -139,10 +139,12 @@ class SchedulerPolicy:
     def admit(self, now: float) -> list[AgentTurn]:
         admitted = [self._turns.pop(one.number) for one in self.scheduler.admit(now)]
         admitted, self._admitted = self._admitted + admitted, []
+        for _ in admitted:
+            self.scheduler.prefill_rate.start(now)
         return admitted
 
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        self.scheduler.prefill_rate.observe(tokens, seconds)
+    def finish_prefill(self, tokens: int, now: float) -> None:
+        self.scheduler.prefill_rate.finish(tokens, now)
 
     def finish(self, turn: AgentTurn, now: float) -> None:
         end = TurnEnd(

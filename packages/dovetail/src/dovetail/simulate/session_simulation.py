@@ -118,7 +118,7 @@ class SessionSimulation:
             self._engine.queue.append(turn)
         for started in self._engine.start(now):
             self._schedule(self._engine.prefill_until, _do_nothing)
-            self._schedule(started.first_token_at, self._prefill_observer(started))
+            self._schedule(started.first_token_at, self._prefill_finisher(started))
             self._schedule(started.ends_at, self._finisher(started))
         deadline = self._policy.next_deadline(now)
         if deadline is not None:
@@ -136,12 +136,8 @@ class SessionSimulation:
 
         return send
 
-    def _prefill_observer(self, started: StartedTurn) -> Callable[[float], None]:
-        def observe(now: float) -> None:
-            seconds = now - self._sent[started.turn][1]
-            self._policy.observe_prefill(started.computed_tokens, seconds)
-
-        return observe
+    def _prefill_finisher(self, started: StartedTurn) -> Callable[[float], None]:
+        return lambda now: self._policy.finish_prefill(started.computed_tokens, now)
 
     def _finisher(self, started: StartedTurn) -> Callable[[float], None]:
         def finish(now: float) -> None:

@@ -1,13 +1,20 @@
-"""Traces in Mooncake's format: one JSON object per line, with block ids instead of text."""
+"""Traces for simulations: those of a Dovetail server, or in Mooncake's format.
+
+Mooncake's format has one JSON object per line, with block ids instead of text.
+"""
 
 import gzip
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from dovetail.telemetry.trace.mooncake import MooncakeLine
+from dovetail.telemetry.trace.mooncake import MooncakeLine, convert_trace
+from dovetail.telemetry.trace.reader import TraceError, read_traces
+from dovetail.telemetry.trace.writer import TRACE_SCHEMA
 
 
 class TraceFormatError(ValueError):
@@ -20,6 +27,8 @@ class TraceRequest:
 
     `time`: seconds since the start of the trace.
     `blocks`: the ids of the complete blocks of the prompt.
+    `seconds`: how long it took; None if the trace does not contain it.
+    `tools`: the tools that the client runs after it; None if the trace does not contain them.
     """
 
     time: float
@@ -27,6 +36,8 @@ class TraceRequest:
     output_tokens: int
     blocks: tuple[int, ...]
     session: str | None = None
+    seconds: float | None = None
+    tools: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class RequestTrace:
 
 def read_trace(path: Path, block_tokens: int | None = None) -> RequestTrace:
     """Read a trace. Without `block_tokens`, the size of the blocks is derived from the lengths."""
+    if _is_server_trace(path):
+        return _read_server_trace(path, block_tokens)
     lines = list(_decode_lines(path))
     if not lines:
         raise TraceFormatError(f"{path} contains no requests")
@@ -53,6 +66,34 @@ def read_trace(path: Path, block_tokens: int | None = None) -> RequestTrace:
         ),
         size,
     )
+
+
+def _is_server_trace(path: Path) -> bool:
+    with suppress(OSError, EOFError), _open(path) as file:
+        return TRACE_SCHEMA.encode() in file.readline()
+    return False  # reading it as the other format reports the error
+
+
+def _read_server_trace(path: Path, block_tokens: int | None) -> RequestTrace:
+    """Read a trace of `dovetail serve --trace-file`, with the durations and tools of requests."""
+    try:
+        trace = read_traces([path])
+        lines = [one for one in trace.lines if one.prefix_blocks and one.usage is not None]
+        converted = list(convert_trace(trace, block_tokens))
+    except TraceError as error:
+        raise TraceFormatError(str(error)) from error
+    if not lines:
+        raise TraceFormatError(f"{path} contains no requests with a prompt")
+    size = block_tokens or lines[0].prefix_block_tokens
+    requests = (
+        replace(
+            _to_request(request, size),
+            seconds=line.duration,
+            tools=tuple(call.name for call in line.calls if call.name),
+        )
+        for request, line in zip(converted, lines, strict=True)
+    )
+    return RequestTrace(tuple(sorted(requests, key=lambda request: request.time)), size)
 
 
 def _to_request(line: MooncakeLine, block_tokens: int) -> TraceRequest:
@@ -78,11 +119,14 @@ def _derive_block_tokens(path: Path, lines: Iterable[MooncakeLine]) -> int:
     )
 
 
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+
+
 def _decode_lines(path: Path) -> Iterator[MooncakeLine]:
     decoder = msgspec.json.Decoder(MooncakeLine)
-    open_file = gzip.open if path.name.endswith(".gz") else open
     try:
-        with open_file(path, "rb") as file:
+        with _open(path) as file:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield _decode(decoder, path, number, text)
@@ -96,9 +140,4 @@ def _decode(
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        hint = (
-            "; convert traces of `dovetail serve` with `dovetail trace mooncake`"
-            if b'"schema"' in text
-            else ""
-        )
-        raise TraceFormatError(f"{path}, line {number}: {error}{hint}") from error
+        raise TraceFormatError(f"{path}, line {number}: {error}") from error

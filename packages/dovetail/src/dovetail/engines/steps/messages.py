@@ -2,8 +2,8 @@
 
 The client sends a `Hello`; the engine replies with a `Welcome` or a `Rejection`. After that, the
 client sends `Generate`, `Abort`, `Retain` and `HealthCheck` messages, and the engine sends one
-`Step` per engine step and a `HealthReport` per check. The client assigns the numbers of streams and never
-reuses them within a connection.
+`Step` per engine step and a `HealthReport` per check. The client assigns the numbers of streams and
+never reuses them within a connection.
 """
 
 import hmac
