@@ -1,15 +1,29 @@
 """Session scheduling in closed-loop simulations: the figures of the documentation, in small."""
 
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
+import msgspec
 import pytest
+from server_process import dovetail
 
 from dovetail.routing.session_turns import SchedulingLimits
-from dovetail.simulate.agent_sessions import AgentSession, SessionWorkload, generate_sessions
+from dovetail.simulate.agent_sessions import (
+    AgentSession,
+    SessionWorkload,
+    generate_sessions,
+    read_sessions,
+)
 from dovetail.simulate.session_engine import EngineModel
 from dovetail.simulate.session_policies import create_policy
 from dovetail.simulate.session_simulation import SessionResult, SessionSimulation, measure_demand
+from dovetail.simulate.trace import read_trace
+from dovetail.telemetry.record import ToolCallRecord
+from dovetail.telemetry.trace.writer import TraceLine
+from dovetail_model import Usage
 
+SVG = "{http://www.w3.org/2000/svg}"
 POLICIES = ("fcfs", "cap:6", "thunder", "auto", "oracle")
 
 
@@ -64,3 +78,45 @@ def test_scheduling_does_not_slow_sessions_down(
 def test_unknown_policies_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="must be fcfs, cap:N"):
         create_policy(name, EngineModel(10), SchedulingLimits())
+
+
+def record(tmp_path: Path) -> Path:
+    """Write the trace of a session with two tool calls and a user turn, as a server does."""
+    lines = [
+        TraceLine(
+            event="request_end",
+            id=f"r{turn}",
+            endpoint="messages",
+            status=200,
+            began=1_000.0 + began,
+            duration=2.0,
+            session="a",
+            usage=Usage(input_tokens=64 * blocks, output_tokens=10),
+            calls=tuple(ToolCallRecord(f"c{turn}", name, 1.0, 2.0) for name in tools),
+            prefix_blocks=tuple(f"b{number}" for number in range(blocks)),
+            prefix_block_tokens=64,
+        )
+        for turn, (began, blocks, tools) in enumerate(
+            [(0.0, 2, ["Read"]), (3.0, 3, ["Read", "Bash"]), (10.0, 4, []), (70.0, 5, [])]
+        )
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return path
+
+
+def test_trace_of_a_server_has_tools_and_gaps(tmp_path: Path) -> None:
+    (session,) = read_sessions(read_trace(record(tmp_path)))
+    assert [turn.gap_seconds for turn in session.turns] == pytest.approx([1.0, 5.0, 58.0, None])
+    assert [turn.tool for turn in session.turns] == [("Read", ""), ("Bash+Read", ""), None, None]
+    assert [turn.prompt_tokens for turn in session.turns] == [128, 192, 256, 320]
+
+
+def test_trace_of_a_server_is_simulated_and_plotted(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    flags = ("--scheduling", "fcfs,auto", "--plot", plot)
+    result = dovetail("simulate", record(tmp_path), *flags, home=tmp_path)
+    assert result.status == 0, result.err
+    assert "1 sessions" in result.out
+    texts = [one.text for one in ElementTree.fromstring(plot.read_text()).iter(f"{SVG}text")]
+    assert {"fcfs", "auto", "sessions per hour"} <= set(texts)

@@ -206,7 +206,7 @@ def test_trace_is_read_with_its_block_size(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "contains no requests"),
-        ('{"schema":"dovetail.request/1"}', "dovetail trace mooncake"),
+        ('{"schema":"dovetail.request/1"}', "is not a trace"),
         ('{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[]}', "--block-size"),
     ],
 )

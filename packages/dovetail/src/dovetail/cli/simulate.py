@@ -30,8 +30,8 @@ def simulate(  # noqa: PLR0913 - each is a flag
     trace: Annotated[
         Path | None,
         typer.Argument(
-            help="Trace of `dovetail serve --trace-file`, or in Mooncake's format, plain or compressed "
-            "(.gz). Without it, agent sessions are generated."
+            help="Trace of `dovetail serve --trace-file`, or in Mooncake's format, plain or "
+            "compressed (.gz). Without it, agent sessions are generated."
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Number of replicas.")] = 4,
