@@ -60,7 +60,7 @@ def _cells(one: SimulationResult) -> list[str]:
 
 def build_plot(results: Sequence[SimulationResult], title: str) -> str:
     """Build an SVG with a bar per policy for the hit rate, the TTFT and the balance."""
-    panels = [
+    panels: list[_Panel] = [
         ("hit rate", [one.hit_rate for one in results], "{:.3f}"),
         ("TTFT p99 (s)", [one.ttft(0.99) for one in results], "{:.2f}"),
         ("balance (most / mean)", [one.balance for one in results], "{:.2f}"),
@@ -70,7 +70,7 @@ def build_plot(results: Sequence[SimulationResult], title: str) -> str:
 
 def build_session_plot(results: Sequence[SessionResult], title: str) -> str:
     """Build an SVG with a bar per way of scheduling sessions."""
-    panels = [
+    panels: list[_Panel] = [
         ("sessions per hour", [one.sessions_per_hour for one in results], "{:.0f}"),
         ("re-prefilled tokens", [one.re_prefilled_tokens for one in results], "{:,.0f}"),
         ("TTFT p95 (s)", [one.ttft(0.95) for one in results], "{:.1f}"),

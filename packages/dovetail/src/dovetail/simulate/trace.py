@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
 import msgspec
 
@@ -119,8 +119,10 @@ def _derive_block_tokens(path: Path, lines: Iterable[MooncakeLine]) -> int:
     )
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+def _open(path: Path) -> BinaryIO:
+    if path.name.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
 
 
 def _decode_lines(path: Path) -> Iterator[MooncakeLine]:
