@@ -429,7 +429,7 @@ def test_shared_head_is_counted_once() -> None:
 
 
 class RetainingTimedEngine(TimedEngine):
-    """Records what it is asked to retain."""
+    """Records what it is requested to retain."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -439,7 +439,7 @@ class RetainingTimedEngine(TimedEngine):
         self.retained.append((request, seconds))
 
 
-def test_engine_is_told_how_long_a_session_is_expected_back() -> None:
+def test_engine_receives_the_time_for_which_a_place_is_held() -> None:
     async def scene() -> list[tuple[str, float]]:
         engine, sessions = RetainingTimedEngine(), SessionAdmission(100_000)
         pool = ReplicaPool([engine], sessions=sessions)

@@ -114,7 +114,7 @@ def test_turns_take_held_places_earlier_where_prefilling_them_is_cheap(
     assert deadline == seconds
 
 
-def test_headroom_is_kept_only_where_prefill_is_slow() -> None:
+def test_headroom_is_reserved_only_where_prefill_is_slow() -> None:
     states = {}
     for rate in (100.0, 1e9):
         limits = SchedulingLimits(headroom=0.1, prefill_tokens_per_second=rate)

@@ -120,7 +120,7 @@ class FactReporter(Protocol):
 
 @runtime_checkable
 class RetainingEngine(Protocol):
-    """An engine that can be told how long a session's prefix is needed."""
+    """An engine that keeps the prefix of a session for a given time, if there is room."""
 
     def retain(self, request: str, seconds: float) -> None:
         """Prefer to keep the cached prompt and output of a finished request for some time."""

@@ -128,7 +128,7 @@ class SessionAdmission:
     ) -> None:
         """Schedule the sessions of a replica, or continue after its engine was restarted.
 
-        `retain`: tells the engine for how long to keep what it has cached for a request.
+        `retain`: passes the engine the time for which it keeps what it has cached for a request.
         """
         capacity = self._kv_tokens or reported_tokens
         fields: dict[str, object] = {"engine": engine, "replica": index}

@@ -78,7 +78,9 @@ def test_a_cancelled_stream_is_aborted_in_the_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("supported", [True, False])
-def test_engine_is_told_what_to_retain_if_it_supports_that(tmp_path: Path, supported: bool) -> None:
+def test_retention_is_requested_from_engines_that_support_it(
+    tmp_path: Path, supported: bool
+) -> None:
     class Retaining(SteppedEngine):
         def __init__(self) -> None:
             super().__init__()

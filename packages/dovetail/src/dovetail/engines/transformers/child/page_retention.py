@@ -2,7 +2,7 @@
 
 From 5.19 on, the library evicts all cached blocks when the cache is full. With these hooks it
 evicts as many as a request needs: the least recently used first, the end of a sequence before its
-beginning, and the blocks of a request that the server asked to retain only if no others are left.
+beginning, and the blocks of requests that are to be retained only if no others are left.
 Running requests are never delayed: what is retained is only a preference.
 
 Requests are tracked and retained by the thread of the server; the rest runs in the generation
