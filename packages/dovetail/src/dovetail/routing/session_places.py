@@ -1,7 +1,7 @@
 """The places of sessions in the KV cache of one replica.
 
 A place is the space that a session's prefix occupies. Heads that several sessions share are counted
-once. The engine evicts the least recently used blocks, so the sessions between turns are kept in
+once, up to the longest beginning that one of them shares. The engine evicts the least recently used blocks, so the sessions between turns are kept in
 that order.
 """
 
@@ -17,6 +17,7 @@ class PlacedSession:
     """A session that the scheduler knows.
 
     `first_seen`: when its first turn arrived.
+    `head_tokens`: how much of the head it shares; the others may share more or less of it.
     `tokens`: the size of its place without the head; 0 without a place.
     `placement`: the order in which it got its place; None without one.
     `running`, `waiting`: the number of its turns in these states.
@@ -29,6 +30,7 @@ class PlacedSession:
     __slots__ = (
         "first_seen",
         "head",
+        "head_tokens",
         "hold_until",
         "idle_since",
         "is_ended",
@@ -47,6 +49,7 @@ class PlacedSession:
         self.tenant = tenant
         self.first_seen = now
         self.head: str | None = None
+        self.head_tokens = 0
         self.tokens = 0
         self.placement: int | None = None
         self.running = 0
@@ -59,11 +62,23 @@ class PlacedSession:
 
 
 class _Head:
-    __slots__ = ("references", "tokens")
+    """A head in the KV cache: how many sessions share how many of its tokens."""
+
+    __slots__ = ("lengths", "references", "tokens")
 
     def __init__(self) -> None:
+        self.lengths: Counter[int] = Counter()
         self.references = 0
         self.tokens = 0
+
+    def add(self, length: int, references: int) -> int:
+        """Add sessions that share so many tokens, or remove them. Return the change in tokens."""
+        self.references += references
+        self.lengths[length] += references
+        if not self.lengths[length]:
+            del self.lengths[length]
+        before, self.tokens = self.tokens, max(self.lengths, default=0)
+        return self.tokens - before
 
 
 class SessionPlaces:
@@ -93,23 +108,17 @@ class SessionPlaces:
     def occupy(self, session: PlacedSession, arrival: TurnArrival) -> None:
         """Give a session the place that its turn needs."""
         self._parked.pop(session.key, None)
-        if session.placement is not None and session.head != arrival.head:
-            self._release_head(session.head)
-        if session.placement is None or session.head != arrival.head:
-            self._refer_head(arrival.head)
-        if arrival.head is not None:
-            head = self._heads[arrival.head]
-            self.used += max(0, arrival.head_tokens - head.tokens)
-            head.tokens = max(arrival.head_tokens, head.tokens)
+        head_tokens = arrival.head_tokens
+        if session.running and session.head == arrival.head:
+            head_tokens = max(head_tokens, session.head_tokens)
+        self._change_head(session, arrival.head, head_tokens)
         if session.placement is None:
             session.placement = next(self._placements)
-        session.head = arrival.head
         self._resize(session, max(session.tokens, arrival.own_tokens))
 
     def park(self, session: PlacedSession, context_tokens: int) -> None:
         """Keep the place of a session whose last running turn has finished."""
-        head = self._heads[session.head].tokens if session.head is not None else 0
-        self._resize(session, max(0, context_tokens - head))
+        self._resize(session, max(0, context_tokens - session.head_tokens))
         self._parked[session.key] = session
         self._parked.move_to_end(session.key)
 
@@ -119,9 +128,8 @@ class SessionPlaces:
             return
         self._parked.pop(session.key, None)
         self._resize(session, 0)
-        self._release_head(session.head)
+        self._change_head(session, None, 0)
         session.placement = None
-        session.head = None
 
     def select(
         self, candidates: Iterable[PlacedSession], tokens: int, retained_head: str | None
@@ -154,15 +162,13 @@ class SessionPlaces:
         else:
             self.tenants.pop(session.tenant, None)
 
-    def _refer_head(self, key: str | None) -> None:
+    def _change_head(self, session: PlacedSession, key: str | None, tokens: int) -> None:
+        """Let a session share so many tokens of a head, and no longer the one of before."""
         if key is not None:
-            self._heads.setdefault(key, _Head()).references += 1
-
-    def _release_head(self, key: str | None) -> None:
-        if key is None:
-            return
-        head = self._heads[key]
-        head.references -= 1
-        if not head.references:
-            self.used -= head.tokens
-            del self._heads[key]
+            self.used += self._heads.setdefault(key, _Head()).add(tokens, 1)
+        if session.head is not None:
+            head = self._heads[session.head]
+            self.used += head.add(session.head_tokens, -1)
+            if not head.references:
+                del self._heads[session.head]
+        session.head, session.head_tokens = key, tokens

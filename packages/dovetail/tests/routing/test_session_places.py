@@ -1,0 +1,52 @@
+"""The places of sessions."""
+
+from dovetail.routing.session_scheduler import SessionScheduler
+from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
+
+BASH = (("Bash", "pytest"),)
+LIMITS = SchedulingLimits(
+    prefill_tokens_per_second=100.0, headroom=0.0, rotation_seconds=120.0, rotation_factor=1e6
+)
+CAPACITY = 1_000
+
+
+def scheduler(capacity: int | None = CAPACITY) -> SessionScheduler:
+    return SessionScheduler(capacity, LIMITS)
+
+
+def arrive(one: SessionScheduler, session: str, tokens: int, now: float = 0.0) -> Turn:
+    return one.arrive(TurnArrival(session, tokens), now)
+
+
+def run_with_head(one: SessionScheduler, session: str, tokens: int, shared: int) -> None:
+    turn = one.arrive(TurnArrival(session, tokens, head="h", shared_tokens=shared), 0.0)
+    one.finish(turn, TurnEnd(tokens, BASH), 1.0)
+
+
+def test_long_beginning_of_two_sessions_is_not_subtracted_from_others() -> None:
+    """A fork shares 90 tokens with its origin; other sessions share only the system text."""
+    one = scheduler()
+    run_with_head(one, "origin", 100, 90)
+    run_with_head(one, "fork", 100, 90)
+    for number in range(5):
+        run_with_head(one, f"other-{number}", 100, 10)
+    assert one.used_tokens == 90 + 2 * 10 + 5 * 90
+
+
+def test_long_beginning_is_freed_with_the_sessions_that_share_it() -> None:
+    one = scheduler()
+    for name, shared in (("origin", 90), ("fork", 90), ("other", 10)):
+        run_with_head(one, name, 100, shared)
+    one.release("origin", 2.0)
+    assert one.used_tokens == 90 + 10 + 90
+    one.release("fork", 2.0)
+    assert one.used_tokens == 10 + 90
+    one.release("other", 2.0)
+    assert one.used_tokens == 0
+
+
+def test_place_has_room_for_each_of_two_concurrent_turns() -> None:
+    one = scheduler()
+    one.arrive(TurnArrival("a", 500, head="h", shared_tokens=400), 0.0)
+    one.arrive(TurnArrival("a", 20, head="h", shared_tokens=10), 0.0)
+    assert one.used_tokens == 500
