@@ -1,4 +1,4 @@
-"""The places of sessions."""
+"""The places of sessions: shared heads, and sessions above the capacity."""
 
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
@@ -50,3 +50,29 @@ def test_place_has_room_for_each_of_two_concurrent_turns() -> None:
     one.arrive(TurnArrival("a", 500, head="h", shared_tokens=400), 0.0)
     one.arrive(TurnArrival("a", 20, head="h", shared_tokens=10), 0.0)
     assert one.used_tokens == 500
+
+
+def test_choices_of_a_session_above_the_capacity_run_at_once() -> None:
+    one = scheduler()
+    assert [arrive(one, "large", 2_000).state for _ in range(3)] == ["running"] * 3
+
+
+def test_choices_of_a_session_above_the_capacity_run_although_others_wait() -> None:
+    one = scheduler()
+    arrive(one, "large", 2_000)
+    arrive(one, "other", 100)
+    choice = arrive(one, "large", 2_000)
+    assert one.admit(0.0) == [choice]
+
+
+def test_parallel_turns_of_a_session_alone_run_at_once() -> None:
+    one = scheduler()
+    assert [arrive(one, "a", tokens).state for tokens in (900, 1_200)] == ["running"] * 2
+
+
+def test_choice_that_needs_no_further_room_runs_while_the_cache_is_overcommitted() -> None:
+    one = scheduler()
+    arrive(one, "a", 900)
+    forced = arrive(one, "b", 900)
+    assert one.admit(240.0) == [forced]
+    assert arrive(one, "a", 900, 241.0).state == "running"

@@ -284,13 +284,13 @@ class SessionScheduler:
         if self._waiting and session.placement is None and not self._is_overdue(turn, now):
             capacity -= self._headroom(capacity, needed)
         missing = places.used + needed - capacity
-        if missing <= 0:
+        if missing <= 0 or (session.running and not needed):
             return True
         victims = list(self._victims(turn, session, now))
         selected = places.select(victims, missing, turn.arrival.head)
         if selected is None:
-            is_alone = not self.running_turns and len(victims) == self._parked_others(session)
-            if not is_alone:
+            runs_others = self.running_turns > session.running
+            if runs_others or len(victims) < self._parked_others(session):
                 return False
             selected = victims  # more than the KV cache: the session runs alone
         for victim in selected:
