@@ -76,3 +76,39 @@ def test_choice_that_needs_no_further_room_runs_while_the_cache_is_overcommitted
     forced = arrive(one, "b", 900)
     assert one.admit(240.0) == [forced]
     assert arrive(one, "a", 900, 241.0).state == "running"
+
+
+def test_places_fit_into_the_cache_after_forced_turns() -> None:
+    one = scheduler()
+    first, forced = arrive(one, "a", 900), arrive(one, "b", 900)
+    assert one.admit(240.0) == [forced]
+    assert one.used_tokens == 1_800
+    one.finish(first, TurnEnd(900, BASH), 241.0)
+    one.finish(forced, TurnEnd(950, BASH), 242.0)
+    tokens = {state.session: state.tokens for state in one.sessions(242.0)}
+    assert tokens == {"a": 50, "b": 950}  # the engine has evicted the rest
+    assert one.used_tokens == CAPACITY
+
+
+def test_engine_keeps_a_part_of_the_place_that_was_used_least_recently() -> None:
+    one = scheduler()
+    first, second = arrive(one, "a", 400), arrive(one, "b", 500)
+    one.finish(first, TurnEnd(400, BASH), 1.0)
+    one.finish(second, TurnEnd(700, BASH), 2.0)  # more output than expected
+    assert {state.session: state.tokens for state in one.sessions(2.0)} == {"a": 300, "b": 700}
+
+
+def test_place_of_a_session_above_the_capacity_is_the_whole_cache() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "large", 2_000), TurnEnd(2_000, BASH), 1.0)
+    assert one.used_tokens == CAPACITY
+    assert arrive(one, "large", 2_100, 2.0).state == "running"
+
+
+def test_places_fit_into_a_smaller_capacity() -> None:
+    one = scheduler()
+    for name in "ab":
+        one.finish(arrive(one, name, 500), TurnEnd(500, BASH), 1.0)
+    one.set_capacity(400, 2.0)
+    tokens = {state.session: state.tokens for state in one.sessions(2.0) if state.tokens}
+    assert tokens == {"b": 400}

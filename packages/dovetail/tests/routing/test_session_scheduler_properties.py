@@ -95,6 +95,8 @@ class History:
         running = len(self.running)
         assert self.scheduler.running_turns == running
         assert running or self.scheduler.waiting_turns == 0 or self.has_held_places()
+        if not running and self.scheduler.capacity_tokens is not None:
+            assert self.scheduler.used_tokens <= self.scheduler.capacity_tokens
 
     def check_admission(self, turn: Turn, before: int) -> None:
         """Admission never exceeds the capacity, except by force or for a session alone."""

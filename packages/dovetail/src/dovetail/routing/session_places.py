@@ -131,6 +131,20 @@ class SessionPlaces:
         self._change_head(session, None, 0)
         session.placement = None
 
+    def evict(self, capacity: int) -> None:
+        """Shrink places as an engine does whose running turns and places exceed the capacity.
+
+        It evicts the least recently used blocks. Those of running turns stay.
+        """
+        for session in list(self._parked.values()) if self.used > capacity else ():
+            excess = self.used - capacity
+            if excess <= 0:
+                return
+            if session.tokens > excess:
+                self._resize(session, session.tokens - excess)
+            else:
+                self.leave(session)
+
     def select(
         self, candidates: Iterable[PlacedSession], tokens: int, retained_head: str | None
     ) -> list[PlacedSession] | None:

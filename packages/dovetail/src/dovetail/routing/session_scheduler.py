@@ -72,7 +72,7 @@ class SessionScheduler:
 
     @property
     def used_tokens(self) -> int:
-        """The tokens of all places. More than the capacity after turns that were forced."""
+        """The tokens of all places. More than the capacity while turns run that were forced."""
         return self._places.used
 
     @property
@@ -161,8 +161,9 @@ class SessionScheduler:
                 del self._sessions[session]
 
     def set_capacity(self, tokens: int | None, now: float) -> None:
-        """Change the capacity. Running turns continue; places are taken as turns need them."""
+        """Change the capacity. Running turns continue; places are lost if it is smaller."""
         self.capacity_tokens = tokens
+        self._evict()
 
     def reset(self, now: float) -> None:
         """Record that the engine was restarted: its KV cache is empty."""
@@ -261,6 +262,7 @@ class SessionScheduler:
                 return False
             turn.is_forced = True
         self._places.occupy(session, arrival)
+        self._evict()
         session.waiting -= 1
         session.running += 1
         turn.state = "running"
@@ -381,6 +383,11 @@ class SessionScheduler:
             return
         session.hold_until = inf if session.waiting else hold_until
         self._places.park(session, context_tokens)
+        self._evict()
+
+    def _evict(self) -> None:
+        if self.capacity_tokens is not None:
+            self._places.evict(self.capacity_tokens)
 
 
 def _status(session: PlacedSession, is_held: bool) -> SessionStatus:
