@@ -101,20 +101,28 @@ class SessionScheduler:
         return turn
 
     def admit(self, now: float) -> list[Turn]:
-        """Admit the waiting turns for which there is room, and return them."""
+        """Admit the waiting turns for which there is room, and return them.
+
+        While an overdue turn waits, what becomes free is for it, however small the others are. Only
+        sessions that have a place already continue, if they need none of others: their turns end
+        sooner, and then their places can be taken.
+        """
         admitted: list[Turn] = []
         smallest_rejected = inf
+        is_reserved = False
         for turn in sorted(self._waiting.values(), key=lambda one: self._rank(one, now)):
             session = self._sessions[turn.arrival.session]
             is_cold, is_overdue = session.placement is None, self._is_overdue(turn, now)
             needed = self._places.tokens_needed(session, turn.arrival)
+            if is_reserved and (is_cold or needed > self._free_tokens()):
+                continue
             if is_cold and not is_overdue and needed >= smallest_rejected:
                 continue
             if self._try_admit(turn, now):
                 self._stop_waiting(turn)
                 admitted.append(turn)
             elif is_overdue:
-                break  # what becomes free is for this turn, however small the others are
+                is_reserved = True
             elif is_cold:
                 smallest_rejected = min(needed, smallest_rejected)
         return admitted
@@ -277,6 +285,9 @@ class SessionScheduler:
         counters.delayed += now > turn.arrived_at
         counters.forced += turn.is_forced
         counters.waited_seconds += now - turn.arrived_at
+
+    def _free_tokens(self) -> int:
+        return max(0, (self.capacity_tokens or 0) - self._places.used)
 
     def _make_room(self, turn: Turn, session: PlacedSession, now: float) -> bool:
         """Take the places that a turn needs. Return whether it may run."""

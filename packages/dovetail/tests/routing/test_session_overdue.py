@@ -1,0 +1,60 @@
+"""Turns that wait for long while sessions with a place continue."""
+
+from dovetail.routing.session_scheduler import SessionScheduler
+from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
+
+BASH = (("Bash", "pytest"),)
+LIMITS = SchedulingLimits(
+    prefill_tokens_per_second=100.0, headroom=0.0, rotation_seconds=120.0, rotation_factor=1e6
+)
+
+
+def arrive(one: SessionScheduler, session: str, tokens: int, now: float = 0.0) -> Turn:
+    return one.arrive(TurnArrival(session, tokens), now)
+
+
+def overdue_scene() -> tuple[SessionScheduler, Turn, Turn]:
+    """A session between turns with 300 of 1,000 tokens, a long turn with 600, and one overdue."""
+    one = SessionScheduler(1_000, LIMITS)
+    one.finish(arrive(one, "warm", 300), TurnEnd(300, BASH), 0.0)
+    long = arrive(one, "long", 600)
+    overdue = arrive(one, "overdue", 900)
+    assert one.admit(130.0) == []
+    return one, long, overdue
+
+
+def test_session_with_a_place_runs_although_another_turn_is_overdue() -> None:
+    one, _, _ = overdue_scene()
+    warm = arrive(one, "warm", 310, 130.0)
+    assert one.admit(130.0) == [warm]
+
+
+def test_session_with_a_place_takes_none_while_another_turn_is_overdue() -> None:
+    one, _, _ = overdue_scene()
+    arrive(one, "idle", 50, 130.0)  # without a place: it does not pass
+    arrive(one, "warm", 500, 130.0)  # more than is free
+    assert one.admit(130.0) == []
+
+
+def test_overdue_turn_goes_before_sessions_with_a_place() -> None:
+    one, long, overdue = overdue_scene()
+    one.finish(long, TurnEnd(600, BASH), 131.0)
+    arrive(one, "warm", 310, 131.0)
+    arrive(one, "long", 610, 131.0)
+    assert one.admit(131.0) == [overdue]
+
+
+def test_sessions_with_a_place_delay_an_overdue_turn_no_longer_than_the_longest_wait() -> None:
+    one, long, overdue = overdue_scene()
+    now, running = 130.0, long
+    while overdue.state == "waiting":  # one of the two sessions always runs
+        now += 5.0
+        name = "warm" if running is long else "long"
+        following = arrive(one, name, 300 if name == "warm" else 600, now)
+        one.admit(now)
+        if running.state == "running" and following.state == "running":
+            one.finish(running, TurnEnd(running.arrival.prompt_tokens, BASH), now)
+            running = following
+            one.admit(now)
+        assert now <= LIMITS.max_wait_seconds
+    assert overdue.waited_seconds is not None
