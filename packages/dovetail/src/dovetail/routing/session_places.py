@@ -1,8 +1,8 @@
 """The places of sessions in the KV cache of one replica.
 
 A place is the space that a session's prefix occupies. Heads that several sessions share are counted
-once, up to the longest beginning that one of them shares. The engine evicts the least recently used blocks, so the sessions between turns are kept in
-that order.
+once, up to the longest beginning that one of them shares. The engine evicts the least recently used
+blocks, so the sessions between turns are kept in that order.
 """
 
 from collections import Counter, OrderedDict

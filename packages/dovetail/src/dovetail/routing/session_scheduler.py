@@ -15,6 +15,7 @@ from itertools import count, takewhile
 from math import inf
 
 from dovetail.routing.prefill_rate import PrefillRate
+from dovetail.routing.session_holds import HoldTimes
 from dovetail.routing.session_places import PlacedSession, SessionPlaces
 from dovetail.routing.session_turns import (
     SchedulerCounters,
@@ -29,12 +30,6 @@ from dovetail.routing.tool_times import ToolTimes
 
 #: Sessions without a place are deleted when there are more than this.
 MAX_KNOWN_SESSIONS = 10_000
-#: A place is held this much longer than the quantile of the expected return.
-HOLD_QUANTILE, HOLD_MARGIN_FACTOR, HOLD_MARGIN_SECONDS = 0.95, 1.5, 1.0
-#: The average time of a turn from its admission to its end: first assumed, then measured.
-ASSUMED_TURN_SECONDS, MIN_TURN_SECONDS, TURN_SMOOTHING = 3.0, 0.01, 0.05
-#: How much the load of prefill counts for the time for which places are held.
-LOAD_FACTOR = 1.5
 #: No turn takes the place of a session that is expected back before it has waited this long.
 MIN_ROTATION_SECONDS = 30.0
 #: Turns of tenants below their share take places after this part of that time.
@@ -67,7 +62,7 @@ class SessionScheduler:
         self._sessions: dict[str, PlacedSession] = {}
         self._waiting: dict[int, Turn] = {}
         self._waiting_tokens = 0
-        self._turn_seconds = ASSUMED_TURN_SECONDS
+        self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
         self._numbers = count()
 
     @property
@@ -133,12 +128,13 @@ class SessionScheduler:
         Returns for how many seconds the place is held at most.
         """
         session = self._stop_turn(turn)
-        self._observe_turn(now - (turn.started_at or now))
+        self._holds.observe_turn(now - (turn.started_at or now))
         if session.running:
             return 0.0
         session.idle_since = now
         session.tool_keys = end.tool_keys
-        hold_seconds, session.predicted_seconds = self._predict_hold(end, now)
+        capacity = self.capacity_tokens or 0
+        hold_seconds, session.predicted_seconds = self._holds.predict(end, capacity, now)
         self._park(session, end.context_tokens, now + hold_seconds)
         return hold_seconds
 
@@ -340,41 +336,6 @@ class SessionScheduler:
 
     def _parked_others(self, session: PlacedSession) -> int:
         return sum(one is not session for one in self._places.parked())
-
-    def _predict_hold(self, end: TurnEnd, now: float) -> tuple[float, float | None]:
-        """Return how long a place is held after a turn, and the predicted time of the next turn.
-
-        A place that is held is lost for others; one that is given up is prefilled again.
-        """
-        if end.waits_for_user:
-            return 0.0, None
-        longest = self._longest_hold(end.context_tokens)
-        if end.return_seconds is not None:
-            late = end.return_seconds > longest
-            return (0.0 if late else end.return_seconds + HOLD_MARGIN_SECONDS), end.return_seconds
-        median = self.tool_times.quantile(end.tool_keys, 0.5, now)
-        if median is None:
-            return longest, None
-        if median > longest:
-            return 0.0, median
-        upper = self.tool_times.quantile(end.tool_keys, HOLD_QUANTILE, now) or 0.0
-        return min(longest, HOLD_MARGIN_FACTOR * upper + HOLD_MARGIN_SECONDS), median
-
-    def _longest_hold(self, tokens: int) -> float:
-        """Return for how long holding a place is cheaper than prefilling the session again.
-
-        That is the time which prefilling it takes, multiplied by the load of prefill if no prefix
-        were cached: the prefill of all sessions that fit, relative to the time of a turn. Above 1,
-        the engine could not prefill them in time; far below 1, prefill costs next to nothing.
-        """
-        limits, rate = self.limits, self.prefill_rate
-        load = rate.seconds(self.capacity_tokens or 0) / self._turn_seconds
-        seconds = min(limits.hold_factor, LOAD_FACTOR * load) * rate.seconds(tokens)
-        return min(seconds, limits.rotation_seconds)
-
-    def _observe_turn(self, seconds: float) -> None:
-        self._turn_seconds += TURN_SMOOTHING * (seconds - self._turn_seconds)
-        self._turn_seconds = max(self._turn_seconds, MIN_TURN_SECONDS)
 
     def _stop_turn(self, turn: Turn) -> PlacedSession:
         if turn.state != "running":
