@@ -1,6 +1,11 @@
-"""Turns that wait for long while sessions with a place continue."""
+"""Turns that wait for long, and the work of admission while many turns wait."""
 
-from dovetail.routing.session_scheduler import SessionScheduler
+from collections.abc import Iterator
+
+import pytest
+
+from dovetail.routing.session_places import PlacedSession, SessionPlaces
+from dovetail.routing.session_scheduler import MAX_REJECTED_TURNS, SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 
 BASH = (("Bash", "pytest"),)
@@ -58,3 +63,50 @@ def test_sessions_with_a_place_delay_an_overdue_turn_no_longer_than_the_longest_
             one.admit(now)
         assert now <= LIMITS.max_wait_seconds
     assert overdue.waited_seconds is not None
+
+
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+def test_work_of_admission_does_not_grow_with_waiting_turns_times_places(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, waiting = 200, 200
+    one = SessionScheduler(places * 100, LIMITS)
+    arrive(one, "running", 100)
+    for number in range(1, places):
+        one.finish(arrive(one, f"p{number}", 100), TurnEnd(100, BASH), 0.0)
+    for number in range(waiting):  # each one needs less than all before
+        name = f"p{places - 1 - number % (places - 1)}" if kind == "warm" else f"w{number}"
+        arrive(one, name, 1_000_000 - number, 0.1)
+    visited = 0
+    iterate = SessionPlaces.parked
+
+    def parked(self: SessionPlaces) -> Iterator[PlacedSession]:
+        nonlocal visited
+        for session in iterate(self):
+            visited += 1
+            yield session
+
+    monkeypatch.setattr(SessionPlaces, "parked", parked)
+    assert one.admit(0.2) == []
+    assert 0 < visited <= 2 * (MAX_REJECTED_TURNS + 1) * places
+
+
+def test_turn_that_fits_is_admitted_after_many_that_do_not() -> None:
+    one = SessionScheduler(1_000, LIMITS)
+    arrive(one, "running", 900)
+    for number in range(3 * MAX_REJECTED_TURNS):
+        arrive(one, f"w{number}", 900 - number)
+    small = arrive(one, "small", 100)
+    assert one.admit(1.0) == [small]
+
+
+def test_oldest_session_continues_after_many_that_cannot() -> None:
+    """Nothing runs, and the only session that may take places is tried last."""
+    count = 3 * MAX_REJECTED_TURNS
+    one = SessionScheduler(count * 100, LIMITS)
+    for number in range(count):
+        one.finish(arrive(one, f"s{number}", 100), TurnEnd(100, BASH), 0.0)
+    for number in reversed(range(count)):
+        arrival = TurnArrival(f"s{number}", 110_000 + number, priority=number)
+        one.arrive(arrival, 0.1)
+    assert [turn.arrival.session for turn in one.admit(0.1)] == ["s0"]

@@ -30,6 +30,8 @@ from dovetail.routing.tool_times import ToolTimes
 
 #: Sessions without a place are deleted when there are more than this.
 MAX_KNOWN_SESSIONS = 10_000
+#: After so many turns without room, those that need places of others wait for the next call.
+MAX_REJECTED_TURNS = 16
 #: No turn takes the place of a session that is expected back before it has waited this long.
 MIN_ROTATION_SECONDS = 30.0
 #: Turns of tenants below their share take places after this part of that time.
@@ -103,23 +105,27 @@ class SessionScheduler:
         sooner, and then their places can be taken.
         """
         admitted: list[Turn] = []
-        smallest_rejected = inf
+        rejected: list[tuple[float, int]] = []
         is_reserved = False
         for turn in sorted(self._waiting.values(), key=lambda one: self._rank(one, now)):
             session = self._sessions[turn.arrival.session]
-            is_cold, is_overdue = session.placement is None, self._is_overdue(turn, now)
+            is_overdue = self._is_overdue(turn, now)
+            placement = inf if session.placement is None else session.placement
             needed = self._places.tokens_needed(session, turn.arrival)
-            if is_reserved and (is_cold or needed > self._free_tokens()):
-                continue
-            if is_cold and not is_overdue and needed >= smallest_rejected:
+            if self._missing_tokens(session, needed, is_overdue=is_overdue) > 0:
+                if is_reserved or (
+                    not is_overdue and self._is_covered(rejected, placement, needed)
+                ):
+                    continue
+            elif is_reserved and session.placement is None:
                 continue
             if self._try_admit(turn, now):
                 self._stop_waiting(turn)
                 admitted.append(turn)
             elif is_overdue:
                 is_reserved = True
-            elif is_cold:
-                smallest_rejected = min(needed, smallest_rejected)
+            else:
+                rejected.append((placement, needed))
         return admitted
 
     def finish(self, turn: Turn, end: TurnEnd, now: float) -> float:
@@ -261,7 +267,7 @@ class SessionScheduler:
         """Start a turn if there is room, taking the places of others where that is allowed."""
         arrival = turn.arrival
         session = self._sessions[arrival.session]
-        if self.capacity_tokens is not None and not self._make_room(turn, session, now):
+        if not self._make_room(turn, session, now):
             if not is_forced and now < turn.arrived_at + self.limits.max_wait_seconds:
                 return False
             turn.is_forced = True
@@ -282,18 +288,34 @@ class SessionScheduler:
         counters.forced += turn.is_forced
         counters.waited_seconds += now - turn.arrived_at
 
-    def _free_tokens(self) -> int:
-        return max(0, (self.capacity_tokens or 0) - self._places.used)
+    def _is_covered(self, rejected: list[tuple[float, int]], placement: float, needed: int) -> bool:
+        """Return whether to reject a turn without looking for places that it may take.
+
+        `rejected`: the placements of other turns for which there was no room, and their needs. A
+        turn that got its place later may take the places of fewer sessions.
+        """
+        if len(rejected) >= MAX_REJECTED_TURNS and self.running_turns:
+            return True
+        return any(placement >= other and needed >= tokens for other, tokens in rejected)
+
+    def _missing_tokens(self, session: PlacedSession, needed: int, *, is_overdue: bool) -> int:
+        """Return how many tokens are not free of those that a turn needs; 0 or less if all are."""
+        if session.running and not needed:
+            return 0  # the place of the running turn is large enough
+        capacity = self.capacity_tokens
+        if capacity is None:
+            return 0
+        if self._waiting and session.placement is None and not is_overdue:
+            capacity -= self._headroom(capacity, needed)
+        return self._places.used + needed - capacity
 
     def _make_room(self, turn: Turn, session: PlacedSession, now: float) -> bool:
         """Take the places that a turn needs. Return whether it may run."""
         places = self._places
         needed = places.tokens_needed(session, turn.arrival)
-        capacity = self.capacity_tokens or 0
-        if self._waiting and session.placement is None and not self._is_overdue(turn, now):
-            capacity -= self._headroom(capacity, needed)
-        missing = places.used + needed - capacity
-        if missing <= 0 or (session.running and not needed):
+        is_overdue = self._is_overdue(turn, now)
+        missing = self._missing_tokens(session, needed, is_overdue=is_overdue)
+        if missing <= 0:
             return True
         victims = list(self._victims(turn, session, now))
         selected = places.select(victims, missing, turn.arrival.head)
