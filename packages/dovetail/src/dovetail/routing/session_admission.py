@@ -201,7 +201,9 @@ class SessionAdmission:
                 queue.release(branch)
 
     def release_branch(self, profile: TurnProfile) -> None:
-        """Free the places of one conversation."""
+        """Free the places of one conversation, unless other turns of it wait or run."""
+        if any(one.has_turns(profile.branch) for _, one in self.schedulers()):
+            return
         branches = self._branches.get(profile.session)
         if branches is not None:
             branches.discard(profile.branch)
@@ -286,7 +288,10 @@ class SessionTurn:
             self._turn = None
 
     def cancel(self, *, release: bool) -> None:
-        """End a turn that failed or was cancelled. `release`: its session gives up its place."""
+        """End a turn that failed or was cancelled.
+
+        `release`: its session gives up its place, unless it has other turns.
+        """
         self._leave()
         if release:
             self._admission.release_branch(self.profile)

@@ -60,6 +60,10 @@ class PlacedSession:
         self.tool_keys: tuple[ToolTimeKey, ...] = ()
         self.predicted_seconds: float | None = None
 
+    @property
+    def has_turns(self) -> bool:
+        return self.running > 0 or self.waiting > 0
+
 
 class _Head:
     """A head in the KV cache: how many sessions share how many of its tokens."""

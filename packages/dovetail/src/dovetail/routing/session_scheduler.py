@@ -76,6 +76,11 @@ class SessionScheduler:
     def waiting_turns(self) -> int:
         return len(self._waiting)
 
+    def has_turns(self, session: str) -> bool:
+        """Return whether turns of a session wait or run."""
+        known = self._sessions.get(session)
+        return known is not None and known.has_turns
+
     def arrive(self, arrival: TurnArrival, now: float, *, is_started: bool = False) -> Turn:
         """Add a turn. It runs if no turn waits and there is room; otherwise it waits.
 
@@ -151,7 +156,7 @@ class SessionScheduler:
             self._stop_waiting(turn)
             session = self._sessions[turn.arrival.session]
             session.waiting -= 1
-            if not session.waiting and not session.running:
+            if not session.has_turns:
                 session.hold_until = now
         elif turn.state == "running":
             session = self._stop_turn(turn)
