@@ -1,6 +1,6 @@
-"""The places of sessions: shared heads, and sessions above the capacity."""
+"""Places: shared heads, sessions above the capacity, sessions that do not return."""
 
-from dovetail.routing.session_scheduler import SessionScheduler
+from dovetail.routing.session_scheduler import SESSION_EXPIRY_SECONDS, SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 
 BASH = (("Bash", "pytest"),)
@@ -90,7 +90,7 @@ def test_places_fit_into_the_cache_after_forced_turns() -> None:
     assert one.used_tokens == CAPACITY
 
 
-def test_engine_keeps_a_part_of_the_place_that_was_used_least_recently() -> None:
+def test_engine_evicts_a_part_of_the_oldest_place() -> None:
     one = scheduler()
     first, second = arrive(one, "a", 400), arrive(one, "b", 500)
     one.finish(first, TurnEnd(400, BASH), 1.0)
@@ -110,5 +110,38 @@ def test_places_fit_into_a_smaller_capacity() -> None:
     for name in "ab":
         one.finish(arrive(one, name, 500), TurnEnd(500, BASH), 1.0)
     one.set_capacity(400, 2.0)
-    tokens = {state.session: state.tokens for state in one.sessions(2.0) if state.tokens}
+    tokens = {state.session: state.tokens for state in one.sessions(2.0)}
     assert tokens == {"b": 400}
+
+
+def test_sessions_without_a_place_are_not_idle() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "a", 600), TurnEnd(600, waits_for_user=True), 1.0)
+    arrive(one, "b", 600, 2.0)
+    assert [state.session for state in one.sessions(2.0)] == ["b"]
+
+
+def test_tool_time_of_a_session_that_lost_its_place_is_learned() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "a", 600), TurnEnd(600, BASH, return_seconds=500.0), 1.0)
+    one.finish(arrive(one, "b", 600, 2.0), TurnEnd(600), 3.0)
+    assert arrive(one, "a", 600, 401.0).actual_seconds == 400.0
+
+
+def test_sessions_that_do_not_return_expire() -> None:
+    one = scheduler(None)
+    for number in range(100):
+        one.finish(arrive(one, f"s{number}", 10, 1.0), TurnEnd(10, BASH), 2.0)
+    waiting = arrive(one, "running", 10, 3.0)
+    assert len(one.sessions(3.0)) == 101
+    arrive(one, "late", 10, 2.0 + SESSION_EXPIRY_SECONDS)
+    assert {state.session for state in one.sessions(0.0)} == {"running", "late"}
+    assert one.used_tokens == 20
+    one.finish(waiting, TurnEnd(10), 4.0 + SESSION_EXPIRY_SECONDS)
+
+
+def test_session_with_a_cancelled_turn_does_not_expire_early() -> None:
+    one = scheduler()
+    one.cancel(arrive(one, "a", 100, 5_000.0), 5_001.0)
+    arrive(one, "b", 100, 5_100.0)
+    assert one.used_tokens == 200

@@ -8,8 +8,9 @@ blocks, so the sessions between turns are kept in that order.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import count
+from math import inf
 
-from dovetail.routing.session_turns import TurnArrival
+from dovetail.routing.session_turns import SessionState, SessionStatus, TurnArrival
 from dovetail.routing.tool_times import ToolTimeKey
 
 
@@ -63,6 +64,21 @@ class PlacedSession:
     @property
     def has_turns(self) -> bool:
         return self.running > 0 or self.waiting > 0
+
+    def state(self, arrived_at: float | None, now: float) -> SessionState:
+        """Return the state to report. `arrived_at`: when the turn that waits arrived."""
+        is_held = self.placement is not None and now < self.hold_until < inf
+        status: SessionStatus = "held" if is_held else "idle"
+        if self.has_turns:
+            status = "running" if self.running else "paused"
+        return SessionState(
+            self.key,
+            self.tenant,
+            status,
+            self.tokens,
+            None if arrived_at is None else now - arrived_at,
+            self.hold_until - now if is_held and not self.running else None,
+        )
 
 
 class _Head:

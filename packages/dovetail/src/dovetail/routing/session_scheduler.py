@@ -21,15 +21,14 @@ from dovetail.routing.session_turns import (
     SchedulerCounters,
     SchedulingLimits,
     SessionState,
-    SessionStatus,
     Turn,
     TurnArrival,
     TurnEnd,
 )
 from dovetail.routing.tool_times import ToolTimes
 
-#: Sessions without a place are deleted when there are more than this.
-MAX_KNOWN_SESSIONS = 10_000
+#: Sessions that were not expected back for so long are deleted, and old ones of more than so many.
+SESSION_EXPIRY_SECONDS, EXPIRY_INTERVAL_SECONDS, MAX_KNOWN_SESSIONS = 3_600.0, 60.0, 10_000
 #: After so many turns without room, those that need places of others wait for the next call.
 MAX_REJECTED_TURNS = 16
 #: No turn takes the place of a session that is expected back before it has waited this long.
@@ -66,6 +65,7 @@ class SessionScheduler:
         self._waiting_tokens = 0
         self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
         self._numbers = count()
+        self._expires_at = 0.0  # when to look for sessions that have not returned
 
     @property
     def used_tokens(self) -> int:
@@ -196,39 +196,33 @@ class SessionScheduler:
         return min((time for time in times if now < time < inf), default=None)
 
     def sessions(self, now: float) -> list[SessionState]:
-        """Return the known sessions."""
-        waiting = {turn.arrival.session: turn.arrived_at for turn in self._waiting.values()}
-        states: list[SessionState] = []
-        for session in self._sessions.values():
-            arrived = waiting.get(session.key)
-            is_held = session.placement is not None and now < session.hold_until < inf
-            states.append(
-                SessionState(
-                    session.key,
-                    session.tenant,
-                    _status(session, is_held),
-                    session.tokens,
-                    None if arrived is None else now - arrived,
-                    session.hold_until - now if is_held and not session.running else None,
-                )
-            )
-        return states
+        """Return the sessions that have a place or a turn."""
+        arrived = {turn.arrival.session: turn.arrived_at for turn in self._waiting.values()}
+        return [
+            session.state(arrived.get(session.key), now)
+            for session in self._sessions.values()
+            if session.placement is not None or session.has_turns
+        ]
 
     def _find_session(self, arrival: TurnArrival, now: float) -> PlacedSession:
         session = self._sessions.get(arrival.session)
         if session is None:
+            if len(self._sessions) >= MAX_KNOWN_SESSIONS or now >= self._expires_at:
+                self._delete_sessions(now)
             session = PlacedSession(arrival.session, arrival.tenant, now)
             self._sessions[arrival.session] = session
-            if len(self._sessions) > MAX_KNOWN_SESSIONS:
-                self._delete_sessions()
         session.is_ended = False
         return session
 
-    def _delete_sessions(self) -> None:
-        """Delete the older half of the sessions between turns."""
-        idle = [one for one in self._sessions.values() if not one.running and not one.waiting]
-        idle.sort(key=lambda one: one.idle_since or 0.0)
-        for session in idle[: len(idle) // 2]:
+    def _delete_sessions(self, now: float) -> None:
+        """Delete the sessions that have not returned for long; of too many, the older half."""
+        self._expires_at = now + EXPIRY_INTERVAL_SECONDS
+        idle = [one for one in self._sessions.values() if not one.has_turns]
+        idle.sort(key=lambda one: one.hold_until)
+        excess = len(idle) // 2 if len(self._sessions) >= MAX_KNOWN_SESSIONS else 0
+        for number, session in enumerate(idle):
+            if number >= excess and now < session.hold_until + SESSION_EXPIRY_SECONDS:
+                break
             self._places.leave(session)
             del self._sessions[session.key]
 
@@ -387,11 +381,3 @@ class SessionScheduler:
     def _evict(self) -> None:
         if self.capacity_tokens is not None:
             self._places.evict(self.capacity_tokens)
-
-
-def _status(session: PlacedSession, is_held: bool) -> SessionStatus:
-    if session.running:
-        return "running"
-    if session.waiting:
-        return "paused"
-    return "held" if is_held else "idle"
