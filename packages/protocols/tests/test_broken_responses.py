@@ -84,6 +84,13 @@ def test_non_numeric_hint_is_ignored(value: str) -> None:
     assert read_nvext({"agent_hints": {"osl": value}}, headers).hints == Hints()
 
 
+@pytest.mark.parametrize("value", [-1, "-5", -(10**30)])
+def test_negative_number_of_tokens_is_ignored(value: object) -> None:
+    found = read_nvext({"agent_hints": {"osl": value}, "max_thinking_tokens": value}, {})
+    assert found.hints == Hints()
+    assert found.max_thinking_tokens is None
+
+
 def test_huge_hint_is_ignored() -> None:
     hints = read_nvext({"agent_hints": {"latency_sensitivity": 10**400}}, {}).hints
     assert hints.latency_sensitivity is None

@@ -44,14 +44,14 @@ def read_nvext(nvext: object, headers: Headers) -> NvextOptions:
             strict_priority=_first_integer(
                 headers.get("x-dynamo-request-strict-priority"), agent.get("strict_priority")
             ),
-            osl=_first_integer(agent.get("osl")),
+            osl=_token_count(agent.get("osl")),
             latency_sensitivity=_number(agent.get("latency_sensitivity")),
             speculative_prefill=agent.get("speculative_prefill") is True,
             cache_salt=_text(fields.get("cache_salt")),
             dispatch=_channels(headers.get("x-dovetail-dispatch"), fields.get("dispatch")),
         ),
         extra_fields=frozenset(_texts(fields.get("extra_fields"))),
-        max_thinking_tokens=_first_integer(fields.get("max_thinking_tokens")),
+        max_thinking_tokens=_token_count(fields.get("max_thinking_tokens")),
         reasoning_retention=_retention(
             headers.get("x-dovetail-reasoning-retention"), fields.get("reasoning_retention")
         ),
@@ -93,6 +93,12 @@ def _first_integer(*candidates: object) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool):
             return max(-_MAX_INTEGER, min(value, _MAX_INTEGER))
     return None
+
+
+def _token_count(value: object) -> int | None:
+    """Return a number of tokens. A negative one is ignored, as other invalid hints are."""
+    tokens = _first_integer(value)
+    return None if tokens is None or tokens < 0 else tokens
 
 
 def _number(value: object) -> float | None:
