@@ -51,6 +51,8 @@ def test_ipv6_hosts_have_brackets() -> None:
         (["tcp://gpu1"], "must be tcp://HOST:PORT"),
         (["tcp://gpu1:99999"], "must be tcp://HOST:PORT"),
         (["http://gpu1:8000=ipc:///a"], "got 'ipc:///a'"),
+        (["=tcp://gpu1:1"], "--kv-events must have a URL before '=', got '=tcp://gpu1:1'"),
+        (["tcp://[::1:5"], "--kv-events must be tcp://HOST:PORT"),
         (["tcp://*:1", "tcp://*:2"], "two addresses for all replicas"),
     ],
 )

@@ -61,6 +61,8 @@ def _parse(flag: str, values: Sequence[str]) -> dict[str | None, str]:
     for value in values:
         url, equals, address = value.rpartition("=")
         key = url.strip().rstrip("/").removesuffix("/v1") if equals else None
+        if key == "":
+            raise ValueError(f"{flag} must have a URL before '=', got {value!r}")
         if key in found:
             raise ValueError(f"{flag} has two addresses for {key or 'all replicas'}")
         if address != AUTO:
@@ -70,8 +72,8 @@ def _parse(flag: str, values: Sequence[str]) -> dict[str | None, str]:
 
 
 def _check_address(flag: str, address: str) -> None:
-    parts = urlsplit(address)
-    with suppress(ValueError):  # a port out of range
+    with suppress(ValueError):  # a port out of range, or a bracket without its counterpart
+        parts = urlsplit(address)
         if parts.scheme == "tcp" and parts.hostname and parts.port and not parts.path:
             return
     raise ValueError(

@@ -241,11 +241,11 @@ def _create_index(config: Config, name: str) -> PrefixIndex:
         )
     try:
         addresses = KvEventAddresses(config.kv_events, config.kv_events_replay)
+        if addresses.is_auto and name != "sglang":
+            raise ValueError("--kv-events auto requires --engine sglang: vLLM reports no address")
         service = create_kv_service()
     except (ValueError, MissingKvExtra) as error:
         raise EngineSetupError(str(error)) from error
-    if addresses.is_auto and name != "sglang":
-        raise EngineSetupError("--kv-events auto requires --engine sglang: vLLM reports no address")
     return KvEventIndex(
         service,
         addresses,
