@@ -218,6 +218,27 @@ def test_hints_order_waiting_turns() -> None:
     assert not is_background(Hints())
 
 
+def test_background_response_runs_after_turns_for_which_a_client_waits() -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            first = asyncio.create_task(send(stage, "one"))
+            await wait_until(lambda: stage.engine.running)
+            ((_, scheduler),) = sessions.schedulers()
+            headers = {"x_dynamo_session_id": "background", "x_api_key": ADMIN}
+            fields = {"model": NAME, "input": TEXT, "background": True, "max_output_tokens": 50}
+            await stage.request("POST", "/v1/responses", fields, **headers)
+            await wait_until(lambda: scheduler.waiting_turns == 1)
+            interactive = asyncio.create_task(send(stage, "interactive"))
+            await wait_until(lambda: scheduler.waiting_turns == 2)
+            go_on.set()
+            await asyncio.gather(first, interactive)
+            await wait_until(lambda: len(stage.engine.requests) == 3)
+            order = [str(one.session).split("/")[-1] for one in stage.engine.requests]
+            assert order == ["one", "interactive", "background"]
+
+    run(scene)
+
+
 def test_latency_sensitive_turn_runs_first() -> None:
     async def scene() -> None:
         async with scheduling() as (stage, sessions, go_on):

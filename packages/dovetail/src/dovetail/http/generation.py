@@ -201,7 +201,8 @@ class GenerationEndpoint:
             self._background.check_capacity(exchange.tenant)
         tracker.stream_not_requested = not request.stream
         background_lease = lease.pop_all()
-        stream_request = DecodedRequest(msgspec.structs.replace(request, stream=True), saver)
+        scheduled = request if request.stream else _without_latency(request)
+        stream_request = DecodedRequest(msgspec.structs.replace(scheduled, stream=True), saver)
         ids = ResponseIds(request.identity.response_number)
         encoder = RESPONSES.stream(stream_request.request, ids, time.time, saver.on_end)
 
@@ -284,6 +285,14 @@ class GenerationEndpoint:
             saver.save(body)
             await saver.wait_visible()
         await exchange.respond(200, body, headers=tracker.debug_headers())
+
+
+def _without_latency(request: Request) -> Request:
+    """Return a request for whose response no client waits, unless its hints say otherwise."""
+    if request.hints.latency_sensitivity is not None:
+        return request
+    hints = msgspec.structs.replace(request.hints, latency_sensitivity=0.0)
+    return msgspec.structs.replace(request, hints=hints)
 
 
 def _rejection_cost(exchange: ApiExchange) -> Usage:
