@@ -14,10 +14,10 @@ from dovetail.access.auth import ApiKeys
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
-from dovetail.pipeline.scheduled_turn import is_background, urgency
+from dovetail.pipeline.scheduled_turn import begin_turn, is_background, urgency
 from dovetail.routing.pool import ReplicaPool
 from dovetail.routing.session_admission import SessionAdmission
-from dovetail_model import Hints
+from dovetail_model import Hints, Identity, Request, TextBlock, Turn
 
 ADMIN = "admin"
 TEXT = "Hello there, all of you. " * 8  # 200 tokens: each byte is one
@@ -180,13 +180,52 @@ def test_subagents_have_sessions_of_their_own() -> None:
             go_on.set()
             await send(stage, "one")
             named = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
-            subagent = body(system="You search files.")
-            await stage.request("POST", "/v1/messages", subagent, **named)
+            schema = {"type": "object", "properties": {}}
+            tools = [{"name": "search", "input_schema": schema}]
+            for subagent in (body(system="You search files."), body(tools=tools)):
+                await stage.request("POST", "/v1/messages", subagent, **named)
             keys = {state.session for _, state in sessions.sessions()}
-            assert len(keys) == 2
+            assert len(keys) == 3
             assert {key.split("#")[0] for key in keys} == {"one"}
             await send(stage, "one", x_dynamo_session_final="true")
             assert not [*sessions.sessions()]
+
+    run(scene)
+
+
+def test_conversation_without_an_id_is_recognized_from_its_first_turn_on() -> None:
+    async def scene() -> None:
+        async with scheduling(100_000) as (stage, sessions, go_on):
+            go_on.set()
+            history: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
+            for _ in range(2):
+                fields = body(messages=history)
+                reply = await stage.request("POST", "/v1/messages", fields, x_api_key=ADMIN)
+                (state,) = [one for _, one in sessions.sessions()]
+                history.append({"role": "assistant", "content": reply.json["content"]})
+                (call,) = [one for one in reply.json["content"] if one["type"] == "tool_use"]
+                result = {"type": "tool_result", "tool_use_id": call["id"], "content": "a"}
+                history.append({"role": "user", "content": [result]})
+            assert state.status in ("held", "idle")
+
+    run(scene)
+
+
+def test_adapters_have_places_of_their_own() -> None:
+    async def scene() -> None:
+        registry, _ = service()
+        entry = next(registry.base_models())
+        request = Request(
+            NAME, (Turn("user", (TextBlock("Hello."),)),), identity=Identity(session="a")
+        )
+        prepared = await entry.preparer.prepare(request)
+        sessions = SessionAdmission(1000)
+        profiles = [
+            begin_turn(sessions, one, prepared).profile
+            for one in (entry, replace(entry, adapter="fine-tuned"))
+        ]
+        assert profiles[0].session == profiles[1].session
+        assert profiles[0].branch != profiles[1].branch
 
     run(scene)
 

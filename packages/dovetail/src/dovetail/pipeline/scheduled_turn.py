@@ -1,5 +1,6 @@
 """Describe turns to the session scheduling of a pool, and report how they ended."""
 
+import hashlib
 import secrets
 
 from dovetail.pipeline.generation import Generation
@@ -21,16 +22,20 @@ _SENSITIVITY_STEPS, _MAX_SENSITIVITY = 100, _PRIORITY_FACTOR - 1
 def begin_turn(
     sessions: SessionAdmission, entry: TokenModel, prepared: PreparedRequest
 ) -> SessionTurn:
-    """Return the turn of a request. Subagents with another head have sessions of their own."""
+    """Return the turn of a request.
+
+    Subagents with another system text, other tools or another adapter have places of their own.
+    """
     request, head = prepared.request, prepared.prompt.head
     session = session_key(prepared) or f"{ANONYMOUS_PREFIX}{secrets.token_hex(8)}"
-    digest = (head.system + head.tools + head.switches).hex()
+    scope = f"{entry.adapter or ''}/{cache_salt(request) or ''}/"
+    conversation = scope + (head.system + head.tools).hex()
     return sessions.begin_turn(
         TurnProfile(
             session=session,
-            branch=f"{session}#{digest[:8]}",
+            branch=f"{session}#{_short_digest(conversation)}",
             tenant=request.identity.tenant,
-            head=f"{entry.adapter or ''}/{cache_salt(request) or ''}/{digest}",
+            head=conversation + head.switches.hex(),
             urgency=urgency(request.hints),
             background=is_background(request.hints),
         )
@@ -59,6 +64,10 @@ def end_turn(
     )
     if prepared.request.identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
         turn.cancel(release=True)
+
+
+def _short_digest(name: str) -> str:
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
 def urgency(hints: Hints) -> int:
