@@ -31,6 +31,7 @@ from dovetail.routing.replica import (
     HealthCheckOptions,
     Replica,
     TrackedSink,
+    shared_capabilities,
 )
 from dovetail.routing.router import Assignment, RoutedRequest, Router
 from dovetail.routing.session_admission import SessionAdmission, SessionTurn
@@ -79,6 +80,8 @@ class ReplicaPool:
         sessions: SessionAdmission | None = None,
     ) -> None:
         self.sessions = sessions
+        if sessions is not None:
+            sessions.accepts = self._accepts_turns
         self._health_checks = health_checks
         self.router = router or Router()
         self.index: PrefixIndex = index or LocalIndex()
@@ -112,23 +115,7 @@ class ReplicaPool:
         if len(self.replicas) == 1:
             return self.replicas[0].engine.capabilities
         supported = [replica.engine.capabilities for replica in self._available_replicas()]
-        first, *others = supported
-        if not others:
-            return first
-        lengths = [one.context_length for one in supported if one.context_length is not None]
-        return EngineCapabilities(
-            constraints=tuple(
-                syntax
-                for syntax in first.constraints
-                if all(syntax in other.constraints for other in others)
-            ),
-            logprobs=all(one.logprobs for one in supported),
-            cached_tokens=all(one.cached_tokens for one in supported),
-            context_length=min(lengths, default=None),
-            sampling=frozenset.intersection(*(one.sampling for one in supported)),
-            local=first.local,
-            constrains_after_reasoning=any(one.constrains_after_reasoning for one in supported),
-        )
+        return shared_capabilities(supported)
 
     @property
     def available_count(self) -> int:
@@ -344,29 +331,41 @@ class ReplicaPool:
 
     async def _assign(self, request: EngineRequest) -> tuple[Replica, Assignment, PrefixMatch]:
         match = await self.index.find(request)
-        routed = RoutedRequest(
-            len(request.prompt), request.session, request.expected_tokens, request.max_tokens
-        )
-        replica, assignment = self._route(routed, match)
+        replica, assignment = self._route(_routed_request(request), match)
         self.index.record(replica.index, match)
         return replica, assignment, match
 
     async def _assign_turn(
         self, request: EngineRequest, turn: SessionTurn
     ) -> tuple[Replica, Assignment, PrefixMatch]:
-        """Assign a turn and wait until it may run. It is assigned again if its replica fails."""
+        """Assign a turn and wait until it may run, perhaps on another replica that has room.
+
+        It is assigned again if its replica fails.
+        """
+        routed = _routed_request(request)
         while True:
-            replica, assignment, match = await self._assign(request)
+            match = await self.index.find(request)
+            replica, assignment = self._route(routed, match)
             try:
-                if await turn.enter(replica.index, request):
-                    return replica, assignment, match
+                is_admitted = await turn.enter(replica.index, request)
             except BaseException:
                 assignment.finish()
                 raise
-            assignment.finish()
+            if not is_admitted or turn.replica != replica.index:
+                assignment.finish()
+                others = [one for one in self.replicas if one.index == turn.replica]
+                if not is_admitted or not others:
+                    turn.cancel(release=False)
+                    continue
+                replica, assignment = self._route(routed, match, others)
+            self.index.record(replica.index, match)
+            return replica, assignment, match
 
-    def _route(self, request: RoutedRequest, match: PrefixMatch) -> tuple[Replica, Assignment]:
-        candidates = {replica.index: replica for replica in self._available_replicas()}
+    def _route(
+        self, request: RoutedRequest, match: PrefixMatch, replicas: Sequence[Replica] = ()
+    ) -> tuple[Replica, Assignment]:
+        """Assign a request to one of some replicas; by default, to one that is available."""
+        candidates = {one.index: one for one in replicas or self._available_replicas()}
         assignment = self.router.assign(
             request,
             [(index, replica.in_backoff) for index, replica in candidates.items()],
@@ -375,6 +374,18 @@ class ReplicaPool:
         )
         return candidates[assignment.replica], assignment
 
+    def _accepts_turns(self, index: int) -> bool:
+        """Return whether a replica may take over turns that wait for other replicas."""
+        return any(
+            one.index == index and one.is_available and not one.in_backoff for one in self.replicas
+        )
+
     def _available_replicas(self) -> Sequence[Replica]:
         """Return the replicas that are up; all if none is, because their errors give the reason."""
         return [replica for replica in self.replicas if replica.is_available] or self.replicas
+
+
+def _routed_request(request: EngineRequest) -> RoutedRequest:
+    return RoutedRequest(
+        len(request.prompt), request.session, request.expected_tokens, request.max_tokens
+    )

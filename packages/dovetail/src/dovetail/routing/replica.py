@@ -6,12 +6,19 @@ this server, it is restarted; a remote server is polled until it responds.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from dovetail.engines.engine import EngineHealth, TokenDelta, TokenEngine, TokenSink, check_health
+from dovetail.engines.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    TokenDelta,
+    TokenEngine,
+    TokenSink,
+    check_health,
+)
 from dovetail.net.open_files import FileShortage, engine_connections
 from dovetail_model import DovetailError, EngineError, EngineTimeout, EngineUnavailable
 
@@ -236,6 +243,27 @@ class TrackedSink:
         if delta.finish is not None:
             self.is_finished = True
         return self._push(delta)
+
+
+def shared_capabilities(supported: Sequence[EngineCapabilities]) -> EngineCapabilities:
+    """Return the capabilities that the engines of one model share."""
+    first, *others = supported
+    if not others:
+        return first
+    lengths = [one.context_length for one in supported if one.context_length is not None]
+    return EngineCapabilities(
+        constraints=tuple(
+            syntax
+            for syntax in first.constraints
+            if all(syntax in other.constraints for other in others)
+        ),
+        logprobs=all(one.logprobs for one in supported),
+        cached_tokens=all(one.cached_tokens for one in supported),
+        context_length=min(lengths, default=None),
+        sampling=frozenset.intersection(*(one.sampling for one in supported)),
+        local=first.local,
+        constrains_after_reasoning=any(one.constrains_after_reasoning for one in supported),
+    )
 
 
 def _to_dovetail_error(error: Exception) -> DovetailError:

@@ -8,13 +8,13 @@ selected and before its first engine request, never inside the turn.
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
 from dovetail.engines.llamacpp.capacity import common_prefix_length
 from dovetail.routing.prefill_rate import PrefillRate
-from dovetail.routing.session_queue import RetainFunction, SessionQueue
+from dovetail.routing.session_queue import RetainFunction, SessionQueue, move_cold_turns
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import (
     SchedulingLimits,
@@ -105,6 +105,7 @@ class SessionAdmission:
     """Schedules the sessions of a pool.
 
     `kv_tokens`: the capacity of each replica's KV cache; None to use what the engine reports.
+    `accepts`: returns whether a replica may take over turns that wait for others.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class SessionAdmission:
         self._limits = limits or SchedulingLimits()
         self._tool_times = ToolTimes()
         self._queues: dict[int, SessionQueue] = {}
+        self._is_moving_turns = False
+        self.accepts: Callable[[int], bool] = lambda replica: True
         self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
         self._average_output = INITIAL_OUTPUT_TOKENS
         self.heads = SharedHeads()
@@ -142,7 +145,9 @@ class SessionAdmission:
         queue = self._queues.get(index)
         if queue is None:
             scheduler = SessionScheduler(capacity, self._limits, self._tool_times)
-            queue = self._queues[index] = SessionQueue(scheduler, index, self.stats)
+            queue = SessionQueue(scheduler, index, self.stats, self._move_cold_turns)
+            self._queues[index] = queue
+            self._move_cold_turns()
         else:
             queue.restart(capacity)
         queue.retain = retain
@@ -160,6 +165,17 @@ class SessionAdmission:
     def stop(self) -> None:
         for queue in self._queues.values():
             queue.stop()
+
+    def _move_cold_turns(self) -> None:
+        """Move turns that gain nothing by waiting for their replica to others with room."""
+        if self._is_moving_turns or len(self._queues) == 1:
+            return
+        self._is_moving_turns = True
+        try:
+            queues = tuple(self._queues.values())
+            move_cold_turns(queues, [one for one in queues if self.accepts(one.replica)])
+        finally:
+            self._is_moving_turns = False
 
     def queue(self, index: int) -> SessionQueue | None:
         """Return the queue of a replica; None if it was removed."""
@@ -223,7 +239,10 @@ class SessionAdmission:
 
 
 class SessionTurn:
-    """One turn of a session: it waits, runs in one or more engine requests, and ends."""
+    """One turn of a session: it waits, runs in one or more engine requests, and ends.
+
+    `replica`: the replica for which it waits or on which it runs; None before the first one.
+    """
 
     __slots__ = (
         "_admission",
@@ -234,11 +253,13 @@ class SessionTurn:
         "_request",
         "_turn",
         "profile",
+        "replica",
     )
 
     def __init__(self, admission: SessionAdmission, profile: TurnProfile) -> None:
         self._admission = admission
         self.profile = profile
+        self.replica: int | None = None
         self._queue: SessionQueue | None = None
         self._turn: Turn | None = None
         self._arrived_at: float | None = None  # when it first arrived at a replica
@@ -249,9 +270,11 @@ class SessionTurn:
     async def enter(self, replica: int, request: EngineRequest) -> bool:
         """Wait until the turn may run on a replica.
 
-        Returns at once if the turn already runs there. A turn that was migrated does not wait.
+        Returns at once if the turn already runs there. A turn that was migrated does not wait. A
+        turn whose session has no place there runs on another replica that has room: see `replica`.
         Returns False if the replica failed or was removed while the turn waited.
         """
+        self.replica = replica
         self._request = request.id
         queue = self._admission.queue(replica)
         if queue is None:
@@ -264,8 +287,8 @@ class SessionTurn:
         if self._arrived_at is None:
             self._arrived_at, self._output_start = now, len(request.prompt)
         turn = queue.arrive(self._arrival(request), self._arrived_at, is_started=is_started)
-        self._queue, self._turn = queue, turn
-        if await queue.wait(turn):
+        self._move(queue, turn)
+        if await queue.wait(turn, self._move):
             return True
         self._leave()
         return False
@@ -295,6 +318,9 @@ class SessionTurn:
         self._leave()
         if release:
             self._admission.release_branch(self.profile)
+
+    def _move(self, queue: SessionQueue, turn: Turn) -> None:
+        self._queue, self._turn, self.replica = queue, turn, queue.replica
 
     def _stop_meter(self) -> None:
         if self._meter is not None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import inf
 from typing import Protocol
 
 from dovetail.routing.session_scheduler import SessionScheduler
@@ -10,6 +13,9 @@ from dovetail.routing.session_turns import Turn, TurnArrival, TurnEnd
 from dovetail.telemetry.distribution import Distribution
 
 RetainFunction = Callable[[str, float], None]
+MoveCallback = Callable[["SessionQueue", Turn], None]
+#: So many waiting turns of a replica are offered to another one at once.
+MAX_OFFERED_TURNS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -22,19 +28,35 @@ class WaitStats(Protocol):
     actual: Distribution
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """Who waits for a turn: see `SessionQueue.wait`."""
+
+    future: asyncio.Future[bool]
+    on_moved: MoveCallback
+
+
 class SessionQueue:
     """Wakes waiting turns when the scheduler of a replica admits them.
 
+    `on_change`: called after each change, when there may be room for turns of other replicas.
     `retain`: called with the id of the last request of a session whose place is held, and with the
     seconds; None if the engine has no such function.
     """
 
-    def __init__(self, scheduler: SessionScheduler, replica: int, stats: WaitStats) -> None:
+    def __init__(
+        self,
+        scheduler: SessionScheduler,
+        replica: int,
+        stats: WaitStats,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self.scheduler = scheduler
         self.retain: RetainFunction | None = None
-        self._replica = replica
+        self.replica = replica
         self._stats = stats
-        self._waiting: dict[Turn, asyncio.Future[bool]] = {}
+        self._on_change = on_change
+        self._waiting: dict[Turn, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def arrive(self, arrival: TurnArrival, arrived_at: float, *, is_started: bool) -> Turn:
@@ -50,15 +72,19 @@ class SessionQueue:
         turn.arrived_at = arrived_at
         return turn
 
-    async def wait(self, turn: Turn) -> bool:
-        """Wait until a turn runs. Returns False if the replica failed."""
+    async def wait(self, turn: Turn, on_moved: MoveCallback) -> bool:
+        """Wait until a turn runs. Returns False if the replica failed.
+
+        `on_moved`: called if another replica runs the turn, with its queue and the turn there.
+        """
         if turn.state == "running":
             self._stats.waits.add(0.0)
             return True
-        self._waiting[turn] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = _Waiter(future, on_moved)
         try:
             self.dispatch()
-            return await self._waiting[turn]
+            return await future
         finally:
             self._waiting.pop(turn, None)
 
@@ -87,10 +113,11 @@ class SessionQueue:
 
     def fail(self) -> None:
         """Wake all waiting turns: the replica failed or was removed."""
-        self.scheduler.reset(_now())
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_result(False)
+        now = _now()
+        self.scheduler.reset(now)
+        for waiter in self._waiting.values():
+            if not waiter.future.done():
+                waiter.future.set_result(False)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -106,12 +133,62 @@ class SessionQueue:
         deadline = self.scheduler.next_deadline(now)
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline, self.dispatch)
+        self._on_change()
+
+    def cold_turns(self) -> list[Turn]:
+        """Return waiting turns of sessions that have no place here, the most urgent first."""
+        placed = self._placed_sessions()
+        cold = (
+            turn
+            for turn, waiter in self._waiting.items()
+            if turn.state == "waiting"
+            and not waiter.future.done()
+            and turn.arrival.session not in placed
+        )
+        return nsmallest(MAX_OFFERED_TURNS, cold, key=_urgency)
+
+    def take_over(self, turn: Turn, source: "SessionQueue") -> bool:
+        """Run a turn that waits for another replica, if there is room for it now."""
+        now, session = _now(), turn.arrival.session
+        moved = self.scheduler.arrive(turn.arrival, now)
+        if moved.state == "waiting":
+            self.scheduler.cancel(moved, now)
+            if session not in self._placed_sessions():
+                self.scheduler.release(session, now)
+            return False
+        moved.arrived_at = turn.arrived_at
+        self._report(moved, now)
+        source._hand_over(turn, self, moved)
+        return True
+
+    def _hand_over(self, turn: Turn, target: "SessionQueue", moved: Turn) -> None:
+        waiter, now = self._waiting.pop(turn), _now()
+        waiter.on_moved(target, moved)
+        waiter.future.set_result(True)
+        self.scheduler.cancel(turn, now)
+        session = turn.arrival.session
+        if all(one.arrival.session != session for one in self._waiting):
+            self.scheduler.release(session, now)
+        self.dispatch()
+
+    def _placed_sessions(self) -> set[str]:
+        return {
+            state.session
+            for state in self.scheduler.sessions(_now())
+            if state.tokens or state.status == "running"
+        }
 
     def _wake(self, turn: Turn, now: float) -> None:
+        self._report(turn, now)
+        waiter = self._waiting.get(turn)
+        if waiter is not None and not waiter.future.done():
+            waiter.future.set_result(True)
+
+    def _report(self, turn: Turn, now: float) -> None:
         waited = now - turn.arrived_at
         self._stats.waits.add(waited)
         fields = {
-            "replica": self._replica,
+            "replica": self.replica,
             "wait_ms": round(waited * 1000),
             "prompt_tokens": turn.arrival.prompt_tokens,
         }
@@ -119,9 +196,31 @@ class SessionQueue:
             _log.warning("session_wait_expired", extra={"fields": fields})
         else:
             _log.info("session_resumed", extra={"fields": fields})
-        future = self._waiting.get(turn)
-        if future is not None and not future.done():
-            future.set_result(True)
+
+
+def move_cold_turns(sources: Iterable[SessionQueue], targets: Iterable[SessionQueue]) -> None:
+    """Let replicas with room run turns that wait for others without having a place there.
+
+    A replica takes over turns only while none waits for it.
+    """
+    waiting = [one for one in sources if one.scheduler.waiting_turns]
+    if not waiting:
+        return
+    for target in sorted(targets, key=lambda one: one.scheduler.used_tokens):
+        if target.scheduler.capacity_tokens is None or target.scheduler.waiting_turns:
+            continue
+        for source in waiting:
+            smallest_rejected: float = inf
+            for turn in source.cold_turns():
+                tokens = turn.arrival.own_tokens
+                if turn.state != "waiting" or tokens >= smallest_rejected:
+                    continue
+                if not target.take_over(turn, source):
+                    smallest_rejected = tokens
+
+
+def _urgency(turn: Turn) -> tuple[float, ...]:
+    return (-turn.arrival.priority, turn.arrival.background, turn.arrived_at, turn.number)
 
 
 def _now() -> float:

@@ -1,0 +1,201 @@
+"""Session scheduling with several replicas: which turns move, and what failures leave behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fake_clock_loop import run_jumping
+from timed_sessions import FAST_RECOVERY, OUTPUT_TOKENS, Agent, Sink, TimedEngine
+
+from dovetail.routing.pool import ReplicaPool
+from dovetail.routing.session_admission import SessionAdmission, SessionTurn
+from dovetail.routing.session_turns import TurnEnd
+from dovetail_model import EngineUnavailable, InvalidEngineResponse
+
+HUGE_LOAD = 10**9
+CAPACITY, LARGE = 1000, 800  # two such prompts do not fit
+
+
+class Scene:
+    """A pool whose replicas have room for one large prompt each."""
+
+    def __init__(self, pool: ReplicaPool, engines: list[TimedEngine]) -> None:
+        self.pool = pool
+        self.engines = engines
+        assert pool.sessions is not None
+        self.sessions = pool.sessions
+        self.turns: dict[str, SessionTurn] = {}
+
+    async def occupy(self, replica: int, name: str = "holder", tokens: int = LARGE) -> SessionTurn:
+        """Run a turn that does not end by itself."""
+        agent = Agent(name)
+        turn = agent.begin(self.pool)
+        assert turn is not None
+        assert await turn.enter(replica, agent.request(0, tokens))
+        return turn
+
+    def send(self, name: str, tokens: int = LARGE) -> asyncio.Task[None]:
+        """Send a turn through the pool."""
+        agent = Agent(name)
+        turn = agent.begin(self.pool)
+        assert turn is not None
+        self.turns[name] = turn
+
+        async def generate() -> None:
+            await self.pool.generate(agent.request(0, tokens), Sink(), turn=turn)
+            turn.finish(TurnEnd(tokens + OUTPUT_TOKENS, tool_keys=(("bash", "ls"),)))
+
+        return asyncio.create_task(generate())
+
+    def prefer(self, replica: int) -> None:
+        """Let the router assign new sessions to one replica."""
+        for one in self.pool.replicas:
+            self.pool.router.load(one.index).output_tokens = (
+                0 if one.index == replica else HUGE_LOAD
+            )
+
+
+@asynccontextmanager
+async def replicas(count: int) -> AsyncIterator[Scene]:
+    engines = [TimedEngine(CAPACITY) for _ in range(count)]
+    urls = [f"http://engine-{at}" for at in range(count)]
+    sessions = SessionAdmission()
+    pool = ReplicaPool(engines, urls=urls, health_checks=FAST_RECOVERY, sessions=sessions)
+    await pool.start()
+    yield Scene(pool, engines)
+    await pool.stop()
+
+
+def run(count: int, scene: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with replicas(count) as prepared:
+            await scene(prepared)
+
+    run_jumping(main())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_turn_of_a_new_session_runs_where_there_is_room() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        it.prefer(0)
+        await it.send("new")
+        assert it.engines[1].received == ["new-0"]
+        assert now() == 1.0  # the time of the turn itself
+        assert it.pool.router.home("new") == 1
+        assert {one.session for at, one in it.sessions.sessions() if at == 0} == {"holder#0"}
+
+    run(2, scene)
+
+
+def test_added_replica_takes_over_waiting_turns() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        tasks = [it.send(name) for name in ("one", "two")]
+        await asyncio.sleep(0.1)
+        added = TimedEngine(2 * CAPACITY)
+        await it.pool.add_replica(added, "http://added")
+        await asyncio.gather(*tasks)
+        assert sorted(added.received) == ["one-0", "two-0"]
+        assert not it.sessions.has_waiting_turns(0)
+
+    run(1, scene)
+
+
+def test_recovered_replica_takes_over_waiting_turns() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        it.engines[1].is_up = False
+        it.pool.replicas[1].mark_down(EngineUnavailable("gone"))
+        task = it.send("new")
+        await asyncio.sleep(3.0)
+        assert it.sessions.has_waiting_turns(0)
+        it.engines[1].is_up = True
+        await task
+        assert it.engines[1].received == ["new-0"]
+
+    run(2, scene)
+
+
+def test_replica_takes_over_a_turn_when_its_own_turn_ends() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        other = await it.occupy(1, "other")
+        it.prefer(0)
+        task = it.send("new")
+        await asyncio.sleep(2.0)
+        assert it.sessions.has_waiting_turns(0)
+        other.cancel(release=True)
+        await task
+        assert it.engines[1].received == ["new-0"]
+        assert it.sessions.stats.waits.sum == 2.0
+
+    run(2, scene)
+
+
+def test_turn_whose_session_has_a_place_waits_for_it() -> None:
+    async def scene(it: Scene) -> None:
+        it.prefer(0)
+        await it.send("one", 300)
+        holder = await it.occupy(0, tokens=500)
+        task = it.send("one", 600)
+        await asyncio.sleep(5.0)
+        assert it.sessions.has_waiting_turns(0)
+        assert not it.engines[1].received
+        holder.cancel(release=True)
+        await task
+        assert it.engines[0].received == ["one-0", "one-0"]
+
+    run(2, scene)
+
+
+def test_replica_that_rejected_a_request_takes_over_nothing() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        it.prefer(0)
+        with pytest.raises(InvalidEngineResponse), it.pool.replicas[1].track_request():
+            raise InvalidEngineResponse("overloaded")
+        task = it.send("new")
+        await asyncio.sleep(0.5)
+        assert it.sessions.has_waiting_turns(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(2, scene)
+
+
+def test_turn_that_is_cancelled_while_it_moves_leaves_no_trace() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(0)
+        other = await it.occupy(1, "other")
+        it.prefer(0)
+        task = it.send("new")
+        await asyncio.sleep(0.5)
+        other.cancel(release=True)  # the turn moves, and its task has not resumed
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        it.turns["new"].cancel(release=True)
+        assert [one.running_turns for _, one in it.sessions.schedulers()] == [1, 0]
+        assert [one.session for _, one in it.sessions.sessions()] == ["holder#0"]
+
+    run(2, scene)
+
+
+def test_prompt_counts_as_cached_when_it_was_sent() -> None:
+    async def scene(it: Scene) -> None:
+        holders = [await it.occupy(at, f"holder-{at}") for at in (0, 1)]
+        request = Agent("new").request(0, LARGE)
+        task = it.send("new")
+        await asyncio.sleep(0.5)
+        assert not (await it.pool.index.find(request)).overlaps
+        for holder in holders:
+            holder.cancel(release=True)
+        await task
+        assert (await it.pool.index.find(request)).overlaps
+
+    run(2, scene)
