@@ -199,3 +199,27 @@ def test_prompt_counts_as_cached_when_it_was_sent() -> None:
         assert (await it.pool.index.find(request)).overlaps
 
     run(2, scene)
+
+
+def test_failed_replica_admits_none_of_the_turns_that_waited_for_it() -> None:
+    async def scene(it: Scene) -> None:
+        holder = await it.occupy(0)
+        agents = [Agent(f"waiting-{at}") for at in range(4)]
+        turns = [agent.begin(it.pool) for agent in agents]
+        entered = asyncio.gather(
+            *(
+                turn.enter(0, one.request(0, 300))
+                for turn, one in zip(turns, agents, strict=True)
+                if turn
+            )
+        )
+        await asyncio.sleep(0.5)
+        ((_, scheduler),) = it.sessions.schedulers()
+        assert scheduler.waiting_turns == 4
+        it.sessions.fail_replica(0)
+        holder.cancel(release=True)
+        assert await entered == [False] * 4
+        assert (scheduler.counters.admitted, it.sessions.stats.waits.count) == (1, 1)
+        assert (scheduler.running_turns, scheduler.waiting_turns) == (0, 0)
+
+    run(1, scene)

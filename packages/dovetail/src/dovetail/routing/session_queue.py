@@ -115,7 +115,9 @@ class SessionQueue:
         """Wake all waiting turns: the replica failed or was removed."""
         now = _now()
         self.scheduler.reset(now)
-        for waiter in self._waiting.values():
+        for turn, waiter in self._waiting.items():
+            if turn.state == "waiting":
+                self.scheduler.cancel(turn, now)
             if not waiter.future.done():
                 waiter.future.set_result(False)
 
