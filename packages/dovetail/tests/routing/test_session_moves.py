@@ -223,3 +223,35 @@ def test_failed_replica_admits_none_of_the_turns_that_waited_for_it() -> None:
         assert (scheduler.running_turns, scheduler.waiting_turns) == (0, 0)
 
     run(1, scene)
+
+
+def test_turns_that_waited_for_the_only_replica_run_after_its_recovery() -> None:
+    async def scene(it: Scene) -> None:
+        first = it.send("first")
+        await asyncio.sleep(0.1)
+        tasks = [it.send(f"waiting-{at}") for at in range(3)]
+        await asyncio.sleep(0.1)
+        it.engines[0].fail()
+        with pytest.raises(EngineUnavailable):
+            await first
+        it.turns["first"].cancel(release=True)
+        await asyncio.sleep(0.1)
+        it.engines[0].recover()
+        await asyncio.gather(*tasks)
+        assert len(it.engines[0].received) == 4
+
+    run(1, scene)
+
+
+def test_turns_that_waited_for_the_only_replica_fail_if_it_does_not_recover() -> None:
+    async def scene(it: Scene) -> None:
+        holder = await it.occupy(0)
+        task = it.send("waiting")
+        await asyncio.sleep(0.1)
+        it.engines[0].fail()
+        it.pool.replicas[0].mark_down(EngineUnavailable("gone"))
+        holder.cancel(release=True)
+        with pytest.raises(EngineUnavailable):
+            await task
+
+    run(1, scene)

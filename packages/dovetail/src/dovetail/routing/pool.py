@@ -37,6 +37,9 @@ from dovetail.routing.router import Assignment, RoutedRequest, Router
 from dovetail.routing.session_admission import SessionAdmission, SessionTurn
 from dovetail.routing.warming import PromptWarmer, RequestFactory
 
+#: How long a turn whose replica failed while it waited waits for the recovery of a replica.
+MAX_RECOVERY_WAIT_SECONDS = 10.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -340,7 +343,7 @@ class ReplicaPool:
     ) -> tuple[Replica, Assignment, PrefixMatch]:
         """Assign a turn and wait until it may run, perhaps on another replica that has room.
 
-        It is assigned again if its replica fails.
+        It is assigned again if its replica fails, after the recovery if there is no other one.
         """
         routed = _routed_request(request)
         while True:
@@ -356,6 +359,7 @@ class ReplicaPool:
                 others = [one for one in self.replicas if one.index == turn.replica]
                 if not is_admitted or not others:
                     turn.cancel(release=False)
+                    await self.wait_available(MAX_RECOVERY_WAIT_SECONDS)
                     continue
                 replica, assignment = self._route(routed, match, others)
             self.index.record(replica.index, match)
