@@ -97,6 +97,19 @@ def test_turns_that_do_not_fit_wait_and_are_shown() -> None:
     run(scene)
 
 
+def test_expired_waits_of_removed_replicas_are_counted() -> None:
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, _go_on):
+            sessions.add_replica(1, "stage", None)
+            ((_, _), (_, scheduler)) = sessions.schedulers()
+            scheduler.counters.forced = 3
+            assert stage.metric("dovetail_session_waits_expired_total", model=NAME) == 3
+            sessions.remove_replica(1)
+            assert stage.metric("dovetail_session_waits_expired_total", model=NAME) == 3
+
+    run(scene)
+
+
 def test_returns_after_tool_calls_are_predicted() -> None:
     async def scene() -> None:
         async with scheduling(100_000) as (stage, _sessions, go_on):

@@ -62,8 +62,7 @@ class SessionCollector(Collector):
             for index, scheduler in admission.schedulers():
                 if scheduler.capacity_tokens is not None:
                     capacity.add_metric([entry.name, str(index)], scheduler.capacity_tokens)
-            expired = sum(one.counters.forced for _, one in admission.schedulers())
-            forced.add_metric([entry.name], expired)
+            forced.add_metric([entry.name], admission.expired_waits)
             _add_distributions(histograms, entry.name, admission.stats)
         return sessions, capacity, forced, *histograms.values()
 

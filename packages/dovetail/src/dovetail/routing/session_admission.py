@@ -116,6 +116,7 @@ class SessionAdmission:
         self._tool_times = ToolTimes()
         self._queues: dict[int, SessionQueue] = {}
         self._is_moving_turns = False
+        self._removed_expired_waits = 0
         self.accepts: Callable[[int], bool] = lambda replica: True
         self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
         self._average_output = INITIAL_OUTPUT_TOKENS
@@ -160,6 +161,7 @@ class SessionAdmission:
     def remove_replica(self, index: int) -> None:
         queue = self._queues.pop(index, None)
         if queue is not None:
+            self._removed_expired_waits += queue.scheduler.counters.forced
             queue.fail()
 
     def stop(self) -> None:
@@ -190,6 +192,12 @@ class SessionAdmission:
     def has_delayed_turns(self) -> bool:
         """Whether a turn had to wait since the start: more sessions are active than fit."""
         return any(one.counters.delayed for _, one in self.schedulers())
+
+    @property
+    def expired_waits(self) -> int:
+        """The turns that ran without room after the longest wait, with those of removed replicas."""
+        current = sum(one.counters.forced for _, one in self.schedulers())
+        return self._removed_expired_waits + current
 
     def schedulers(self) -> Iterator[tuple[int, SessionScheduler]]:
         for index, queue in self._queues.items():
