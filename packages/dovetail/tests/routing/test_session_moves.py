@@ -10,7 +10,12 @@ from fake_clock_loop import run_jumping
 from timed_sessions import FAST_RECOVERY, OUTPUT_TOKENS, Agent, Sink, TimedEngine
 
 from dovetail.routing.pool import ReplicaPool
-from dovetail.routing.session_admission import SessionAdmission, SessionTurn
+from dovetail.routing.session_admission import (
+    MAX_BRANCHES,
+    SessionAdmission,
+    SessionTurn,
+    TurnProfile,
+)
 from dovetail.routing.session_turns import TurnEnd
 from dovetail_model import EngineUnavailable, InvalidEngineResponse
 
@@ -253,5 +258,23 @@ def test_turns_that_waited_for_the_only_replica_fail_if_it_does_not_recover() ->
         holder.cancel(release=True)
         with pytest.raises(EngineUnavailable):
             await task
+
+    run(1, scene)
+
+
+def test_conversations_without_a_place_are_forgotten() -> None:
+    async def scene(it: Scene) -> None:
+        profiles = [TurnProfile("one", f"one#{at}", "", "") for at in range(MAX_BRANCHES + 2)]
+        kept = it.sessions.begin_turn(profiles[0])
+        assert await kept.enter(0, Agent("one").request(0, LARGE))
+        for profile in profiles[1:]:
+            it.sessions.begin_turn(profile)
+        known = it.sessions._branches.get("one")
+        assert known is not None
+        assert len(known) <= MAX_BRANCHES
+        kept.finish(TurnEnd(LARGE))
+        assert [*it.sessions.sessions()]
+        it.sessions.release_session("one")
+        assert not [*it.sessions.sessions()]
 
     run(1, scene)

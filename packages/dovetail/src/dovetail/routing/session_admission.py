@@ -31,6 +31,8 @@ from dovetail.telemetry.distribution import Distribution
 INITIAL_OUTPUT_TOKENS = 256.0
 OUTPUT_SMOOTHING = 0.05
 MAX_SESSIONS = 1 << 16
+#: Conversations of a session without a place are forgotten when it has more than this.
+MAX_BRANCHES = 256
 MAX_HEADS = 128
 MAX_HEAD_TOKENS = 1 << 15
 DURATION_BUCKETS_SECONDS = (
@@ -216,6 +218,9 @@ class SessionAdmission:
             self._branches.put(profile.session, {profile.branch})
         else:
             branches.add(profile.branch)
+            if len(branches) > MAX_BRANCHES:
+                placed = (queue.placed_sessions() for queue in self._queues.values())
+                branches &= {profile.branch}.union(*placed)
         return SessionTurn(self, profile)
 
     def release_session(self, session: str) -> None:

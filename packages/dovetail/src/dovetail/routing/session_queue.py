@@ -139,7 +139,7 @@ class SessionQueue:
 
     def cold_turns(self) -> list[Turn]:
         """Return waiting turns of sessions that have no place here, the most urgent first."""
-        placed = self._placed_sessions()
+        placed = self.placed_sessions()
         cold = (
             turn
             for turn, waiter in self._waiting.items()
@@ -155,7 +155,7 @@ class SessionQueue:
         moved = self.scheduler.arrive(turn.arrival, now)
         if moved.state == "waiting":
             self.scheduler.cancel(moved, now)
-            if session not in self._placed_sessions():
+            if session not in self.placed_sessions():
                 self.scheduler.release(session, now)
             return False
         moved.arrived_at = turn.arrived_at
@@ -173,7 +173,8 @@ class SessionQueue:
             self.scheduler.release(session, now)
         self.dispatch()
 
-    def _placed_sessions(self) -> set[str]:
+    def placed_sessions(self) -> set[str]:
+        """Return the sessions that have a place."""
         return {
             state.session
             for state in self.scheduler.sessions(_now())
