@@ -101,7 +101,7 @@ def test_expired_waits_of_removed_replicas_are_counted() -> None:
     async def scene() -> None:
         async with scheduling() as (stage, sessions, _go_on):
             sessions.add_replica(1, "stage", None)
-            ((_, _), (_, scheduler)) = sessions.schedulers()
+            scheduler = dict(sessions.schedulers())[1]
             scheduler.counters.forced = 3
             assert stage.metric("dovetail_session_waits_expired_total", model=NAME) == 3
             sessions.remove_replica(1)
