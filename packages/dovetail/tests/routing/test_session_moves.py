@@ -262,17 +262,17 @@ def test_turns_that_waited_for_the_only_replica_fail_if_it_does_not_recover() ->
     run(1, scene)
 
 
-def test_conversations_without_a_place_are_forgotten() -> None:
+def test_conversations_without_a_place_are_deleted() -> None:
     async def scene(it: Scene) -> None:
         profiles = [TurnProfile("one", f"one#{at}", "", "") for at in range(MAX_BRANCHES + 2)]
-        kept = it.sessions.begin_turn(profiles[0])
-        assert await kept.enter(0, Agent("one").request(0, LARGE))
+        first = it.sessions.begin_turn(profiles[0])
+        assert await first.enter(0, Agent("one").request(0, LARGE))
         for profile in profiles[1:]:
             it.sessions.begin_turn(profile)
         known = it.sessions._branches.get("one")
         assert known is not None
         assert len(known) <= MAX_BRANCHES
-        kept.finish(TurnEnd(LARGE))
+        first.finish(TurnEnd(LARGE))
         assert [*it.sessions.sessions()]
         it.sessions.release_session("one")
         assert not [*it.sessions.sessions()]

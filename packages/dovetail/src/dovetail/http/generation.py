@@ -288,7 +288,7 @@ class GenerationEndpoint:
 
 
 def _without_latency(request: Request) -> Request:
-    """Return a request for whose response no client waits, unless its hints say otherwise."""
+    """Return a request for whose response no client waits, unless its hints specify a latency."""
     if request.hints.latency_sensitivity is not None:
         return request
     hints = msgspec.structs.replace(request.hints, latency_sensitivity=0.0)

@@ -31,7 +31,7 @@ from dovetail.telemetry.distribution import Distribution
 INITIAL_OUTPUT_TOKENS = 256.0
 OUTPUT_SMOOTHING = 0.05
 MAX_SESSIONS = 1 << 16
-#: Conversations of a session without a place are forgotten when it has more than this.
+#: Conversations of a session without a place are deleted when it has more than this.
 MAX_BRANCHES = 256
 MAX_HEADS = 128
 MAX_HEAD_TOKENS = 1 << 15
@@ -197,7 +197,7 @@ class SessionAdmission:
 
     @property
     def expired_waits(self) -> int:
-        """The turns that ran without room after the longest wait, with those of removed replicas."""
+        """Turns that ran without room after the longest wait, with those of removed replicas."""
         current = sum(one.counters.forced for _, one in self.schedulers())
         return self._removed_expired_waits + current
 
