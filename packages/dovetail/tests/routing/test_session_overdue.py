@@ -24,13 +24,15 @@ def overdue_scene() -> tuple[SessionScheduler, Turn, Turn]:
     one.finish(arrive(one, "warm", 300), TurnEnd(300, BASH), 0.0)
     long = arrive(one, "long", 600)
     overdue = arrive(one, "overdue", 900)
-    assert one.admit(130.0) == []
+    assert one.admit(120.0) == []
     return one, long, overdue
 
 
 def test_session_with_a_place_runs_although_another_turn_is_overdue() -> None:
     one, _, _ = overdue_scene()
-    warm = arrive(one, "warm", 310, 130.0)
+    warm = arrive(one, "warm", 310, 125.0)
+    assert one.admit(125.0) == []  # the running turns may end soon
+    assert one.next_deadline(125.0) == 130.0
     assert one.admit(130.0) == [warm]
 
 

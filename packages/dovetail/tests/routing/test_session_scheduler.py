@@ -110,7 +110,7 @@ def test_turns_take_held_places_earlier_where_prefilling_them_is_cheap(
     one = SessionScheduler(CAPACITY, limits)
     arrive(one, "a", 600)
     arrive(one, "b", 600)
-    deadline = one.next_deadline(seconds / 2)
+    deadline = one.next_deadline(0.75 * seconds)
     assert deadline == seconds
 
 

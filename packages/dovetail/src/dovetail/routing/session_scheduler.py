@@ -33,6 +33,8 @@ SESSION_EXPIRY_SECONDS, EXPIRY_INTERVAL_SECONDS, MAX_KNOWN_SESSIONS = 3_600.0, 6
 MAX_REJECTED_TURNS = 16
 #: No turn takes the place of a session that is expected back before it has waited this long.
 MIN_ROTATION_SECONDS = 30.0
+#: No other turn runs for this time after a turn has become overdue, until it runs.
+RESERVED_SECONDS = 10.0
 #: Turns of tenants below their share take places after this part of that time.
 FAIR_ROTATION_PART = 0.25
 
@@ -105,9 +107,9 @@ class SessionScheduler:
     def admit(self, now: float) -> list[Turn]:
         """Admit the waiting turns for which there is room, and return them.
 
-        While an overdue turn waits, what becomes free is for it, however small the others are. Only
-        sessions that have a place already continue, if they need none of others: their turns end
-        sooner, and then their places can be taken.
+        While an overdue turn waits, what becomes free is for it, however small the others are. If
+        it does not run soon, sessions that have a place and need none of others continue: the turn
+        waits for long ones, and stopping all others would not help it.
         """
         admitted: list[Turn] = []
         rejected: list[tuple[float, int]] = []
@@ -128,6 +130,8 @@ class SessionScheduler:
                 self._stop_waiting(turn)
                 admitted.append(turn)
             elif is_overdue:
+                if not self._is_overdue(turn, now - RESERVED_SECONDS):
+                    break
                 is_reserved = True
             else:
                 rejected.append((placement, needed))
@@ -190,7 +194,9 @@ class SessionScheduler:
         if not self._waiting:
             return None
         rotation = self._rotation_seconds()
-        waits = (self.limits.max_wait_seconds, rotation, rotation * FAIR_ROTATION_PART)
+        overdue = (rotation, rotation * FAIR_ROTATION_PART)
+        reserved = (wait + RESERVED_SECONDS for wait in overdue)
+        waits = (self.limits.max_wait_seconds, *overdue, *reserved)
         times = [turn.arrived_at + wait for turn in self._waiting.values() for wait in waits]
         times += (session.hold_until for session in self._places.parked())
         return min((time for time in times if now < time < inf), default=None)
