@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ EXPERIMENTS = (
         "codex",
         (*_sensitive("instructions", "truncation"), *LONG_OUTPUT),
         {"alias": "gpt-5.5", "catalog": False},
-        {"alias": "lab/gpt-5.5", "catalog": False},
+        {**LAB, "catalog": False},
         "+3",
     ),
     KnownExperiment(
@@ -81,8 +82,9 @@ EXPERIMENTS = (
         "codex-interleaving",
         "codex",
         _sensitive("reasoning"),
-        LAB,
-        {**LAB, "template": "without-reasoning.jinja"},
+        # With the ledger, both templates would get the tokens that the model generated.
+        {**LAB, "ledger": "off"},
+        {**LAB, "ledger": "off", "template": "without-reasoning.jinja"},
         "+1",
     ),
     KnownExperiment(
@@ -99,9 +101,10 @@ EXPERIMENTS = (
     KnownExperiment(
         "claude-truncation",
         "claude",
-        (*_sensitive("truncation"), *LONG_OUTPUT),
-        {**LAB, "environment": {"BASH_MAX_OUTPUT_LENGTH": "100000"}},
+        # Claude Code saves outputs above 30,000 characters to a file, whatever the limit is.
+        (*_sensitive("truncation"), "--long-output", "4500"),  # 21,393 characters
         LAB,
+        {**LAB, "environment": {"BASH_MAX_OUTPUT_LENGTH": "10000"}},
         "+1",
     ),
     KnownExperiment(
@@ -171,7 +174,8 @@ def run_experiment(experiment: KnownExperiment, out: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model = _create_model(out / "model")
-    with _stand_in(model, experiment.stand_in) as url:
+    seed = str(zlib.crc32(experiment.name.encode()))  # each experiment has random calls of its own
+    with _stand_in(model, (*experiment.stand_in, "--seed", seed)) as url:
         server = {"engine": "vllm", "engine_url": url, "model": str(model)}
         a, b = (
             _write_profile(folder / f"profile-{name}.toml", {**server, **profile}, model)
