@@ -51,7 +51,7 @@ def test_every_panel_and_alert_queries_existing_metrics() -> None:
             labels = {
                 label
                 for collector in registry._collector_to_names
-                for label in getattr(collector, "_labelnames", ("model", "store"))
+                for label in getattr(collector, "_labels", ("model", "store"))
             }
         queried = [name for one in _expressions() for name in _METRIC.findall(one)]
         assert len(set(queried)) > 25
