@@ -87,3 +87,18 @@ def test_keys_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "sk-secret" not in str(profile.to_json())
         assert "sk-secret" not in repr(profile.to_json())
     assert given.to_json()["environment"]["DEBUG"] == "1"
+
+
+def test_passwords_in_urls_are_not_stored() -> None:
+    profile = build_profile(
+        {"model": "m", "engine": "vllm", "engine_url": ["http://me:sk-secret@h:1"],
+         "store": "redis://me:sk-secret@h:2"},
+        "test",
+    )  # fmt: skip
+    assert "sk-secret" not in str(profile.to_json())
+    assert "http://me:***@h:1" in str(profile.to_json())
+
+
+def test_ledger_must_be_a_switch() -> None:
+    with pytest.raises(CompareError):
+        build_profile({"model": "m", "ledger": []}, "test")

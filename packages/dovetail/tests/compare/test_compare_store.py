@@ -7,7 +7,7 @@ import pytest
 
 from dovetail.compare.differences import SessionRequest
 from dovetail.compare.records import Experiment, ProfileName, RequestDifference, RunRecord
-from dovetail.compare.store import ExperimentStore, PlanFile, read_records
+from dovetail.compare.store import ExperimentStore, PlanFile, read_plan, read_records
 from dovetail.compare.task_set import CompareError
 
 EXPERIMENT = Experiment("builtin", "1", ("t", "u"), 1, 0, {"a": {"model": "m"}, "b": {"url": "x"}})
@@ -56,6 +56,29 @@ def test_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     assert [one.task for one in read_records(tmp_path)] == ["t", "u"]
 
 
+def test_complete_last_record_without_a_line_break_is_kept(tmp_path: Path) -> None:
+    store = ExperimentStore(tmp_path)
+    store.open(PLAN)
+    store.append(record())
+    store.close()
+    file = tmp_path / "runs.jsonl"
+    file.write_bytes(file.read_bytes().rstrip(b"\n"))
+    assert list(store.open(PLAN)) == [("t", 0, "a")]
+    store.append(record("u", "a", 2))
+    store.close()
+    assert [one.task for one in read_records(tmp_path)] == ["t", "u"]
+
+
+def test_plan_without_runs_is_replaced(tmp_path: Path) -> None:
+    store = ExperimentStore(tmp_path)
+    store.open(PLAN)
+    store.close()
+    other = PlanFile(msgspec.structs.replace(EXPERIMENT, seed=1), PLAN.task_digests)
+    assert store.open(other) == {}
+    store.close()
+    assert read_plan(tmp_path) == other
+
+
 def test_damaged_line_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_bytes(b"{}\n")
     with pytest.raises(CompareError, match=r"runs\.jsonl, line 1"):
@@ -75,6 +98,7 @@ def test_damaged_line_is_reported(tmp_path: Path) -> None:
 def test_other_plan_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     store = ExperimentStore(tmp_path)
     store.open(PLAN)
+    store.append(record())
     store.close()
     other = msgspec.structs.replace(EXPERIMENT, **changes)
     with pytest.raises(CompareError) as caught:
@@ -86,6 +110,7 @@ def test_other_plan_is_refused(tmp_path: Path, changes: dict[str, object], messa
 def test_changed_task_is_refused(tmp_path: Path) -> None:
     store = ExperimentStore(tmp_path)
     store.open(PLAN)
+    store.append(record())
     store.close()
     with pytest.raises(CompareError, match="other versions of the tasks u"):
         ExperimentStore(tmp_path).open(PlanFile(EXPERIMENT, {"t": "1", "u": "3"}))

@@ -26,6 +26,12 @@ def test_check_distinguishes_solved_and_unsolved(tmp_path: Path) -> None:
     assert task.check(tmp_path / "work") is None
 
 
+def test_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_task(tmp_path / "tasks", "one")
+    monkeypatch.chdir(tmp_path)
+    verify_checks(load_tasks(Path("tasks")))
+
+
 @pytest.mark.parametrize("missing", ["task.toml", "check.py", "workspace"])
 def test_missing_part_is_reported(tmp_path: Path, missing: str) -> None:
     task = write_task(tmp_path, "one")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -149,13 +150,20 @@ def _run(
                     lambda record: _show(bar, shown, record),
                 )
                 # SIGTERM like Ctrl-C: the harness must not stay behind.
-                signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+                signal.signal(signal.SIGTERM, _interrupt)
                 asyncio.run(runner.run(pairs, jobs))
         found = read_records(out)
         _write_report(experiment, found, out)
     finally:
         store.close()
     return [record for record in found if record.status == "failed"]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Interrupt the run, also where SIGINT is ignored, as in a background job of a script."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.default_int_handler(number, frame)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _progress() -> Progress:

@@ -38,6 +38,7 @@ _RESERVED_SETTINGS = frozenset({"http_host", "http_port", "models", "workers"})
 _SERVER_SETTINGS = frozenset(one.name for one in fields(Config)) - _RESERVED_SETTINGS
 _SECRET_NAME = re.compile(r"key|token|secret|passw|auth", re.IGNORECASE)
 _MASK = "***"
+_URL_PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +115,8 @@ def build_profile(values: Mapping[str, Any], origin: str) -> Profile:
         else:
             setting = SHORT_NAMES.get(name, name)
             _require_setting(name, setting, origin)
-            settings[setting] = _LEDGER_VALUES.get(value, value) if name == "ledger" else value
+            is_switch = name == "ledger" and isinstance(value, str | bool)
+            settings[setting] = _LEDGER_VALUES.get(value, value) if is_switch else value
     try:
         parsed = msgspec.convert(options, _Options, strict=False)
         loaded = load_config(settings, {CONFIG_FILE_ENV: ""})
@@ -183,6 +185,6 @@ def _mask(name: str, value: Any) -> Any:
         return _MASK
     if name == "environment":
         return {key: _MASK if _SECRET_NAME.search(key) else one for key, one in dict(value).items()}
-    if isinstance(value, Path):
-        return str(value)
-    return value
+    if isinstance(value, tuple | list):
+        return [_mask(name, one) for one in value]
+    return _URL_PASSWORD.sub(rf"\1{_MASK}@", str(value)) if isinstance(value, str | Path) else value

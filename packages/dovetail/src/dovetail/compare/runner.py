@@ -179,8 +179,9 @@ def _find_failure(
 ) -> str | None:
     """Return why a run cannot be measured, if so: a failure of the endpoint or of the harness."""
     problem = describe_failure(exchanges)
-    if problem is None or (result.status is None and exchanges):
-        return None
+    has_response = any(one.response.first_token is not None for one in exchanges)
+    if problem is None or (result.status is None and has_response):
+        return None  # the time limit ended the harness, and with it the last exchange
     status = "" if not result.status else f"; the harness exited with status {result.status}"
     return f"{problem}{status} (log: {log_path})"
 

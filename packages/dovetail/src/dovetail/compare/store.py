@@ -53,16 +53,15 @@ class ExperimentStore:
         except OSError as error:
             raise CompareError(f"another process runs the experiment in {self.folder}") from error
         stored = read_plan(self.folder)
-        if stored is None:
+        if stored is None or not read_records(self.folder):
             _write_file(self.folder / "experiment.json", msgspec.json.encode(plan))
         else:
             _require_same_plan(stored, plan, self.folder)
-        records = read_records(self.folder)
         self._file = os.open(
             self.folder / "runs.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
         _end_last_line(self.folder / "runs.jsonl", self._file)
-        return {_key(one): one for one in records}
+        return {_key(one): one for one in read_records(self.folder)}
 
     def append(self, record: RunRecord) -> None:
         """Add the record of a finished run. It is on the disk when this returns."""
@@ -157,10 +156,17 @@ def _require_same_plan(stored: PlanFile, plan: PlanFile, folder: Path) -> None:
 
 
 def _end_last_line(path: Path, file: int) -> None:
-    """Remove an incomplete last line, which a crash left."""
+    """Remove an incomplete last line, which a crash left. A complete record is kept."""
     data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(file, data.rfind(b"\n") + 1)
+    if not data or data.endswith(b"\n"):
+        return
+    start = data.rfind(b"\n") + 1
+    try:
+        msgspec.json.decode(data[start:], type=RunRecord)
+    except msgspec.MsgspecError:
+        os.truncate(file, start)
+    else:
+        os.write(file, b"\n")
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -92,7 +92,8 @@ class CodingTask:
 def load_tasks(folder: Path, patterns: Sequence[str] = ()) -> tuple[CodingTask, ...]:
     """Read the tasks below a folder whose names match one of the patterns. Raises CompareError."""
     try:
-        folders = sorted(one for one in folder.iterdir() if _may_be_task(one))
+        # Checks run in the workspace, so their paths must be absolute.
+        folders = sorted(one for one in folder.resolve().iterdir() if _may_be_task(one))
     except OSError as error:
         raise CompareError(f"cannot read the task folder {folder}: {error.strerror}") from error
     if not folders:
