@@ -56,7 +56,7 @@ def test_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     assert [one.task for one in read_records(tmp_path)] == ["t", "u"]
 
 
-def test_complete_last_record_without_a_line_break_is_kept(tmp_path: Path) -> None:
+def test_complete_last_record_without_a_line_break_is_retained(tmp_path: Path) -> None:
     store = ExperimentStore(tmp_path)
     store.open(PLAN)
     store.append(record())
