@@ -25,7 +25,7 @@ from dovetail.engines.scripted import ScriptedEngine
 from dovetail.engines.steps.client import StepAddress, StepClient, connect
 from dovetail.engines.steps.engine import ChildEngine
 from dovetail.engines.steps.messages import EngineDescription, describe_engine
-from dovetail.engines.steps.process import CHILD_SCRIPT, StepProcess
+from dovetail.engines.steps.process import CHILD_SCRIPT, StepProcess, package_folders
 from dovetail.engines.steps.server import StepServer
 from dovetail_tokenizers import Tokenizer
 
@@ -57,6 +57,12 @@ async def served_at(engine: TokenEngine, folder: Path) -> AsyncIterator[StepAddr
         yield StepAddress(KEY, str(path))
     finally:
         server.close()
+
+
+def import_path() -> str:
+    """Return the value of PYTHONPATH with which an interpreter finds Dovetail's packages."""
+    folders = [str(Path(folder).parent) for folder in package_folders().values()]
+    return os.pathsep.join(dict.fromkeys(folders))
 
 
 class CollectingSink:

@@ -1,18 +1,21 @@
 """An engine in a child process over the step protocol. The scripted engine takes vLLM's place."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_fixture import TOKENIZER, request
-from step_fixture import CollectingSink, child_engine
+from step_fixture import CollectingSink, child_engine, import_path
 
-from dovetail.engines.steps.process import package_roots
+from dovetail.engines.process import ProcessSpec
+from dovetail.engines.steps.process import CHILD_SCRIPT, StepProcess
 from dovetail.engines.token_stream import collect_token_ids
 from dovetail.routing.pool import ReplicaPool
 from dovetail_model import EngineUnavailable
@@ -72,6 +75,40 @@ def test_all_streams_of_a_killed_child_end_and_the_pool_restarts_it() -> None:
     run(test())
 
 
+def test_only_our_packages_are_found_in_the_folder_where_they_are_installed(tmp_path: Path) -> None:
+    """What is installed next to them belongs to the server's interpreter."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "__init__.py").touch()
+    (tmp_path / "ours" / "part.py").write_text("name = 'part'")
+    (tmp_path / "theirs.py").touch()
+    config = {"packages": {"ours": str(tmp_path / "ours")}, "engine": {}, "key": "k"}
+
+    def load(module: str) -> str:
+        """Return the error of a child that loads a module without the function `load`."""
+        command = [sys.executable, "-P", str(CHILD_SCRIPT)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as child:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(json.dumps({**config, "module": module}).encode() + b"\n")
+            child.stdin.flush()  # the end of stdin would end the child
+            return str(json.loads(child.stdout.readline())["error"])
+
+    assert load("ours.part") == "module 'ours.part' has no attribute 'load'"
+    assert load("theirs") == "No module named 'theirs'"
+
+
+def test_an_interpreter_that_is_too_old_is_reported(tmp_path: Path) -> None:
+    """It does not know the flag `-P`. The output is that of Python 3.10."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'Unknown option: -P' >&2\necho usage: >&2\nexit 2\n")
+    program.chmod(0o755)
+    spec = ProcessSpec("engine", (str(program), "-P", str(CHILD_SCRIPT)))
+    with pytest.raises(EngineUnavailable, match=r"python is older than Python 3\.11"):
+        asyncio.run(StepProcess(spec, "module").start({}))
+
+
 def test_the_protocol_needs_only_msgspec_besides_our_own_packages() -> None:
     """An engine's interpreter has no dependency of the server, and the child imports none."""
     program = (
@@ -79,7 +116,7 @@ def test_the_protocol_needs_only_msgspec_besides_our_own_packages() -> None:
         "import dovetail.engines.steps.server, dovetail.engines.steps.messages; "
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(package_roots())}
+    environment = {**os.environ, "PYTHONPATH": import_path()}
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True
     )

@@ -9,11 +9,11 @@ import pytest
 from agent_tasks import EXPECTED_CALLS, MODEL, request_calls, write_agent_folder
 from scripted_fixture import TOKENIZER
 from server_process import served
+from step_fixture import import_path
 from tiny_qwen3 import tiny_lora, tiny_qwen3
 from torch_environment import PYTHON, need_torch
 
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.steps.process import package_roots
 from dovetail.engines.transformers.child.adapter import UnsupportedAdapter, merge_adapter
 
 #: The oracle adds the output of the adapter to that of each layer, and merges nothing.
@@ -91,7 +91,7 @@ def test_merged_adapter_computes_what_separate_matrices_do(tmp_path: Path) -> No
     (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 0.25}))
     done = subprocess.run(
         [PYTHON, "-c", _COMPARE, str(model), str(folder)],
-        env={"PYTHONPATH": ":".join(map(str, package_roots()))},
+        env={"PYTHONPATH": import_path()},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

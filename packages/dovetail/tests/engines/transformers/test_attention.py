@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from step_fixture import import_path
 from torch_environment import PYTHON, build, need_torch
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.engines.steps.process import package_roots
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers.engine import TransformersEngine
 from dovetail.engines.transformers.options import TransformersOptions
@@ -117,7 +117,7 @@ def _run(script: str, given: str = "") -> Any:
     done = subprocess.run(
         [PYTHON, str(Path(__file__).parents[2] / "support" / script)],
         input=given + "\n",
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(package_roots())},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": import_path()},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from step_fixture import import_path
 from torch_environment import PYTHON, need_torch
-
-from dovetail.engines.steps.process import package_roots
 
 pytestmark = pytest.mark.transformers
 
@@ -128,7 +127,7 @@ def test_replaced_parts_exist() -> None:
     done = subprocess.run(
         [PYTHON, str(CHECK)],
         input=json.dumps(wanted),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, package_roots()))},
+        env={**os.environ, "PYTHONPATH": import_path()},
         capture_output=True,
         text=True,
         check=False,

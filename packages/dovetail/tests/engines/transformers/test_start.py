@@ -22,7 +22,7 @@ from scripted_fixture import CONTROLS, END, TOKENIZER, ids
 
 from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.engines.registry import EngineSetup, EngineSetupError, create_engine
-from dovetail.engines.steps.process import package_roots
+from dovetail.engines.steps.process import package_folders
 from dovetail.engines.token_stream import iter_deltas
 from dovetail.engines.transformers.child.sampling_params import SamplingDefaults
 from dovetail.engines.transformers.engine import TransformersEngine
@@ -283,9 +283,10 @@ def test_folders_and_options(tmp_path: Path) -> None:
     assert create_engine("transformers", fixed).capabilities.context_length == 77
 
 
-def test_package_roots_contain_our_sources() -> None:
-    assert all((Path(root) / "dovetail_model").exists() for root in package_roots()[1:2])
-    assert (Path(package_roots()[0]) / "dovetail").is_dir()
+def test_package_folders_contain_our_sources() -> None:
+    folders = package_folders()
+    assert list(folders) == ["dovetail", "dovetail_model", "dovetail_tokenizers"]
+    assert all((Path(one) / "__init__.py").is_file() for one in folders.values())
 
 
 def test_last_error_of_a_log() -> None:

@@ -1,9 +1,10 @@
 """The process of an engine: load a model and serve it over the step protocol.
 
 It is run by its path, with an interpreter that has the engine but may not have Dovetail: the parent
-passes Dovetail's import paths. Input: one line of JSON on stdin, with the fields of `ChildConfig`.
-Output: one line of JSON on stdout, the `address` or an `error`. The process and its own child
-processes exit at the end of stdin, so they never outlive the parent.
+passes the folders of Dovetail's packages. Input: one line of JSON on stdin: the module with the
+function `load`, its configuration, and where to listen. Output: one line of JSON on stdout, the
+`address` or an `error`. The process and its own child processes exit at the end of stdin, so they
+never outlive the parent.
 
 Engines start child processes that import this module again, so it imports only the standard
 library and does nothing on import.
@@ -20,6 +21,7 @@ import threading
 import time
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import spec_from_file_location
 from typing import Any
 
 BACKLOG = 128
@@ -32,7 +34,7 @@ def main() -> None:
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries goes to the log
     config = json.loads(sys.stdin.buffer.readline())
-    sys.path.extend(config["paths"])
+    sys.meta_path.insert(0, PackageFinder(config["packages"]))
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         engine = import_module(config["module"]).load(config["engine"])
@@ -41,6 +43,25 @@ def main() -> None:
         print(json.dumps({"error": f"{fault}" or type(fault).__name__}), file=report, flush=True)
         sys.stderr.flush()
         _exit(1)
+
+
+class PackageFinder:
+    """Finds the packages of Dovetail in the folders of the parent.
+
+    The folder that contains them is not added to `sys.path`: what is installed there belongs
+    to another interpreter.
+    """
+
+    def __init__(self, folders: dict[str, str]) -> None:
+        self._folders = folders
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return where a package is. Its modules are then found in it."""
+        folder = self._folders.get(name)
+        if folder is None:
+            return None
+        file = os.path.join(folder, "__init__.py")
+        return spec_from_file_location(name, file, submodule_search_locations=[folder])
 
 
 async def _serve(config: dict[str, Any], engine: Any, report: Any) -> None:

@@ -22,6 +22,8 @@ from dovetail_model import EngineUnavailable
 #: Run by its path: the interpreter of the engine may not have Dovetail.
 CHILD_SCRIPT = Path(child_main.__file__)
 DOVETAIL_PACKAGES = ("dovetail", "dovetail_model", "dovetail_tokenizers")
+#: What Python prints before 3.11, which introduced the flag `-P`.
+_OLD_PYTHON_OUTPUT = "Unknown option: -P"
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class StepProcess(EngineProcess):
     `module`: the module in the child with the function `load`, which returns the engine.
     """
 
-    __slots__ = ("_module", "_name")
+    __slots__ = ("_module", "_name", "_program")
 
     def __init__(self, spec: ProcessSpec, module: str) -> None:
         super().__init__(spec)
         self._name = spec.name
+        self._program = spec.command[0]
         self._module = module
 
     async def start(
@@ -56,7 +59,7 @@ class StepProcess(EngineProcess):
         private_socket = None if tcp or listen is not None else self._socket.create("engine.sock")
         message = {
             "module": self._module,
-            "paths": package_roots(),
+            "packages": package_folders(),
             "engine": config,
             "key": key,
             "socket": private_socket,
@@ -65,11 +68,18 @@ class StepProcess(EngineProcess):
         try:
             response = await self._child.start(message)
             if "address" not in response:
-                raise EngineUnavailable(self.describe_failure(response.get("error")))
+                reason = response.get("error") or self._describe_old_python()
+                raise EngineUnavailable(self.describe_failure(reason))
         except BaseException:
             await self.stop()
             raise
         return _parse_address(response["address"], key)
+
+    def _describe_old_python(self) -> str | None:
+        """Return the error of an interpreter that cannot run Dovetail's packages."""
+        if any(line.startswith(_OLD_PYTHON_OUTPUT) for line in self._child.log):
+            return f"{self._program} is older than Python 3.11, which is required"
+        return None
 
     def describe_failure(self, error: str | None) -> str:
         """Describe why the model was not loaded. `error` is what the process reported."""
@@ -94,11 +104,12 @@ def _parse_address(url: str, key: str) -> StepAddress:
     return StepAddress(key, None, parts.hostname or "", parts.port or 0)
 
 
-def package_roots() -> tuple[str, ...]:
-    """Return the import paths of Dovetail's packages, for an interpreter without them."""
-    specs = [importlib.util.find_spec(name) for name in DOVETAIL_PACKAGES]
-    roots = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
-    return tuple(dict.fromkeys(roots))
+def package_folders() -> dict[str, str]:
+    """Return the folders of Dovetail's packages by name, for an interpreter without them."""
+    specs = {name: importlib.util.find_spec(name) for name in DOVETAIL_PACKAGES}
+    return {
+        name: str(Path(spec.origin).parent) for name, spec in specs.items() if spec and spec.origin
+    }
 
 
 def has_package(name: str) -> bool:
