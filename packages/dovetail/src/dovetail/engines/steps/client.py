@@ -38,11 +38,15 @@ from dovetail_model import (
     EngineTimeout,
     EngineUnavailable,
     InvalidEngineResponse,
+    InvalidRequest,
     TokenLogprob,
 )
 from dovetail_tokenizers import Tokenizer
 
 CONNECT_TIMEOUT_SECONDS = 10.0
+SILENCE_CHECK_SECONDS = 10.0  # engines send a report every 5 seconds
+#: Two, because a process that was suspended may run its timers before it reads.
+MAX_SILENT_CHECKS = 2
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class StepClient(asyncio.Protocol):
         self._checks: dict[int, asyncio.Future[HealthReport]] = {}
         self._greeting: asyncio.Future[Welcome | Rejection] = self._loop.create_future()
         self._closed: EngineUnavailable | None = None
+        self._silent_checks = 0  # since data was received
+        self._timer: asyncio.TimerHandle | None = None
         self.steps = 0  # messages received, for measurements
         self.reported_facts: Mapping[str, Any] = {}
         self.description = EngineDescription(name)
@@ -177,10 +183,14 @@ class StepClient(asyncio.Protocol):
         if self._closed is not None:
             raise EngineUnavailable(self._closed.message)
         number = self._next_number = self._next_number + 1
+        try:
+            frame = encode_frame(to_message(number, request))
+        except FrameTooLarge as error:
+            raise InvalidRequest(f"the request is too large for {self._name}: {error}") from error
         if request.sampling.logprobs is not None:
             sink = _LogprobSink(sink, self._tokenizer, request.sampling.logprobs)
         stream = self._streams[number] = _Stream(sink, self._loop)
-        self._transport.write(encode_frame(to_message(number, request)))
+        self._transport.write(frame)
         try:
             await stream.wait(sink.drain)
         finally:
@@ -226,10 +236,27 @@ class StepClient(asyncio.Protocol):
             )
         self.description = reply.engine
 
+    def watch_silence(self) -> None:
+        """Close the connection if nothing arrives for some time.
+
+        A machine that is gone sends nothing that would end it.
+        """
+        self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self._silent_checks += 1
+        if self._silent_checks <= MAX_SILENT_CHECKS:
+            self.watch_silence()
+            return
+        seconds = MAX_SILENT_CHECKS * SILENCE_CHECK_SECONDS
+        self._fail_all(EngineUnavailable(f"{self._name} sent nothing for {seconds:g} s"))
+        self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._silent_checks = 0
         try:
             steps = []
             for frame in self._reader.feed(data):
@@ -241,7 +268,7 @@ class StepClient(asyncio.Protocol):
             if steps:
                 self.steps += len(steps)
                 self._deliver(steps[0] if len(steps) == 1 else join_steps(steps))
-        except (FrameTooLarge, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (FrameTooLarge, msgspec.DecodeError, ValueError, RecursionError) as error:
             self._fail_all(InvalidEngineResponse(f"{self._name} sent an invalid frame ({error})"))
             self._transport.abort()
 
@@ -284,6 +311,8 @@ class StepClient(asyncio.Protocol):
         if self._closed is not None:
             return
         self._closed = EngineUnavailable(error.message)
+        if self._timer is not None:
+            self._timer.cancel()
         for stream in self._streams.values():
             stream.fail(error)
         waiters: list[asyncio.Future[Any]] = [*self._checks.values(), self._greeting]
@@ -342,11 +371,27 @@ async def connect(
             except DovetailError:
                 client.close("the connection was rejected")
                 raise
+    except EngineUnavailable as error:
+        raise EngineUnavailable(error.message + _other_scheme(address)) from error
     except TimeoutError as error:
         raise EngineTimeout(
             f"{place} does not respond within {CONNECT_TIMEOUT_SECONDS:g} s"
         ) from error
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise EngineUnavailable(f"no connection to {place} ({reason})") from error
+        hint = (
+            _other_scheme(address)
+            if isinstance(error, ssl.SSLEOFError | ConnectionResetError)
+            else ""
+        )
+        raise EngineUnavailable(f"no connection to {place} ({reason}){hint}") from error
+    if address.path is None:
+        client.watch_silence()
     return client
+
+
+def _other_scheme(address: StepAddress) -> str:
+    """Return a hint for a connection that the engine closed at once."""
+    if address.path is not None:
+        return ""
+    return ": does it use TLS?" if address.tls is None else ": does it listen without TLS?"

@@ -12,21 +12,24 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class FrameTooLarge(Exception):
-    """The peer announced a frame that exceeds the limit, or uses another protocol."""
+    """A frame exceeds the limit, or the peer uses another protocol."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """Encode a message with its header."""
+    """Encode a message with its header. Raise `FrameTooLarge`: it would end the connection."""
     body = _encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(f"a frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
 class FrameReader:
-    """Splits received bytes into frames."""
+    """Splits received bytes into frames of at most `max_bytes`."""
 
-    __slots__ = ("_buffer", "_needed")
+    __slots__ = ("_buffer", "_needed", "max_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()  # an incomplete frame
         self._needed = 0  # bytes in the buffer at which the frame is complete
 
@@ -45,8 +48,8 @@ class FrameReader:
         view = memoryview(data)
         while size - start >= HEADER_BYTES:
             length = int.from_bytes(view[start : start + HEADER_BYTES], "little")
-            if length > MAX_FRAME_BYTES:
-                raise FrameTooLarge(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+            if length > self.max_bytes:
+                raise FrameTooLarge(f"a frame of {length} bytes exceeds {self.max_bytes}")
             end = start + HEADER_BYTES + length
             if end > size:
                 self._needed = end - start

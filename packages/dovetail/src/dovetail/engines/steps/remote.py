@@ -1,5 +1,6 @@
 """An engine on another machine, over the step protocol: one connection for all its streams."""
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -72,6 +73,7 @@ class RemoteStepEngine:
         self._served_model = ServedModelCheck(f"{name} at {endpoint}", name)
         self._served_model.check({name: remote.root or remote.name})
         self._client: StepClient | None = None
+        self._connecting = asyncio.Lock()
         self.capabilities = EngineCapabilities(context_length=self._context_length)
 
     @property
@@ -80,9 +82,15 @@ class RemoteStepEngine:
         return self._client.reported_facts if self._client is not None else {}
 
     async def start(self) -> None:
-        """Connect, or connect again after the connection was lost."""
-        if self._client is not None and self._client.connected:
-            return
+        """Connect, or connect again after the connection was lost.
+
+        Requests that find it lost at the same time share the new one.
+        """
+        async with self._connecting:
+            if self._client is None or not self._client.connected:
+                await self._connect()
+
+    async def _connect(self) -> None:
         client = await connect(self._address, f"{self.name} at {self._endpoint}", self._tokenizer)
         description = client.description
         problem = self._served_model.check({self.name: description.model})

@@ -4,12 +4,13 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
 from dovetail.engines.engine import RetainingEngine, TokenDelta, TokenEngine
-from dovetail.engines.steps.framing import FrameReader, FrameTooLarge, encode_frame
+from dovetail.engines.steps.framing import MAX_FRAME_BYTES, FrameReader, FrameTooLarge, encode_frame
 from dovetail.engines.steps.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -32,7 +33,15 @@ from dovetail.engines.steps.messages import (
 from dovetail_model import EngineUnavailable, InvalidEngineResponse
 
 HELLO_TIMEOUT_SECONDS = 10.0
+#: Until the key was accepted, clients cannot make the engine buffer more.
+MAX_HELLO_BYTES = 1 << 16
+#: Clients regard an engine that sends nothing for a multiple of this time as dead.
 REPORT_INTERVAL_SECONDS = 5.0
+#: How long a client on another machine may leave data unacknowledged, or unread, before the
+#: connection is closed.
+UNACKNOWLEDGED_TIMEOUT_SECONDS = 30.0
+#: The connection of a client that has not read more than this is closed. vLLM does not wait for it.
+MAX_UNREAD_BYTES = 64 << 20
 
 
 class StepServer:
@@ -67,7 +76,12 @@ class StepServer:
         loop = asyncio.get_running_loop()
         if listener.family == getattr(socket, "AF_UNIX", None):
             return await loop.create_unix_server(lambda: StepServerConnection(self), sock=listener)
-        return await loop.create_server(lambda: StepServerConnection(self), sock=listener, ssl=tls)
+        return await loop.create_server(
+            lambda: StepServerConnection(self),
+            sock=listener,
+            ssl=tls,
+            ssl_handshake_timeout=HELLO_TIMEOUT_SECONDS if tls is not None else None,
+        )
 
 
 class StepServerConnection(asyncio.Protocol):
@@ -77,7 +91,7 @@ class StepServerConnection(asyncio.Protocol):
 
     def __init__(self, server: StepServer) -> None:
         self._server = server
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_HELLO_BYTES)
         self._accepted = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._health_checks: set[asyncio.Task[None]] = set()
@@ -91,7 +105,7 @@ class StepServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if (connected := transport.get_extra_info("socket")) is not None:
-            _disable_nagle(connected)
+            _configure_socket(connected)
         self._server.connections.add(self)
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(HELLO_TIMEOUT_SECONDS, self._transport.abort)
@@ -99,6 +113,8 @@ class StepServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
+                if self._transport.is_closing():
+                    return  # it was rejected
                 self._handle(decode_client_message(frame))
         except (FrameTooLarge, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._transport.abort()  # not a client of this protocol
@@ -131,8 +147,12 @@ class StepServerConnection(asyncio.Protocol):
         self.flush_scheduled = False
         step = Step(self.streams, self.deltas, self.failures)
         self.streams, self.deltas, self.failures = [], [], []
-        if not self._transport.is_closing():
-            self._transport.write(encode_frame(step))
+        if self._transport.is_closing():
+            return
+        if self.paused and self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._transport.abort()  # which aborts its streams
+            return
+        self._transport.write(encode_frame(step))
 
     def schedule_flush(self) -> None:
         """Send at the end of this pass of the event loop, in which other streams may add deltas."""
@@ -143,8 +163,7 @@ class StepServerConnection(asyncio.Protocol):
         if not self._accepted:
             self._greet(message)
         elif isinstance(message, Generate):
-            task = self._loop.create_task(self._generate(message))
-            self._tasks[message.stream] = task
+            self._start_stream(message)
         elif isinstance(message, Abort):
             task_or_none = self._tasks.get(message.stream)
             if task_or_none is not None:
@@ -154,6 +173,18 @@ class StepServerConnection(asyncio.Protocol):
                 self._server.engine.retain(message.id, message.seconds)
         elif isinstance(message, HealthCheck):
             self._start_health_check(message.number)
+
+    def _start_stream(self, message: Generate) -> None:
+        number = message.stream
+        if number in self._tasks:
+            self._transport.abort()  # not a client of this protocol
+            return
+        task = self._tasks[number] = self._loop.create_task(self._generate(message))
+        # Not at the end of the task: one that is aborted at once never begins.
+        task.add_done_callback(partial(self._remove_stream, number))
+
+    def _remove_stream(self, number: int, task: "asyncio.Task[None]") -> None:
+        del self._tasks[number]
 
     def _greet(self, message: Any) -> None:
         self._timer.cancel()
@@ -167,6 +198,7 @@ class StepServerConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._accepted = True
+        self._reader.max_bytes = MAX_FRAME_BYTES
         self._transport.write(encode_frame(Welcome(PROTOCOL_VERSION, self._server.description)))
         self._report()
 
@@ -191,8 +223,6 @@ class StepServerConnection(asyncio.Protocol):
             raise
         except Exception as error:
             await self._fail(number, error)
-        finally:
-            del self._tasks[number]
 
     async def _fail(self, number: int, error: Exception) -> None:
         if isinstance(error, EngineUnavailable) and not (await self._server.engine.health()).ready:
@@ -236,7 +266,11 @@ class StepSink:
         return True
 
 
-def _disable_nagle(connected: Any) -> None:
-    """Send small messages at once. Unix sockets have no such option."""
-    if connected.family != getattr(socket, "AF_UNIX", None):
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def _configure_socket(connected: Any) -> None:
+    """Send small messages at once, and detect clients that are gone. Unix sockets need neither."""
+    if connected.family == getattr(socket, "AF_UNIX", None):
+        return
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        limit = round(UNACKNOWLEDGED_TIMEOUT_SECONDS * 1000)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
