@@ -1,8 +1,13 @@
 """The measured rate at which an engine prefills tokens."""
 
-import pytest
+import asyncio
 
-from dovetail.routing.prefill_rate import PrefillRate
+import pytest
+from fake_clock_loop import run_jumping
+from timed_sessions import Sink
+
+from dovetail.engines.engine import TokenDelta
+from dovetail.routing.prefill_rate import PrefillMeter, PrefillRate
 
 
 def prefill(rate: PrefillRate, tokens: int, start: float, end: float) -> None:
@@ -44,3 +49,44 @@ def test_cancelled_prefills_are_ignored() -> None:
     rate = PrefillRate(1_000.0)
     prefill(rate, 0, 0.0, 100.0)
     assert rate.seconds(1_000) == 1.0
+
+
+def test_tokens_may_be_known_only_after_the_output() -> None:
+    """Prompts that are prefilled one after the other, with times without prefill in between."""
+    rate = PrefillRate(1_000.0)
+    for at in range(0, 20_000, 100):
+        ended = []
+        for start in (at, at + 20):
+            rate.start(start)
+            rate.start(start)
+            ended += [rate.end(start + 1.0), rate.end(start + 2.0)]
+        for prefill_end in reversed(ended):
+            rate.observe(prefill_end, 5_000)
+    assert rate.seconds(5_000) == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("reported_at", [0, 1, 3])
+def test_engines_report_cached_tokens_with_any_delta(reported_at: int) -> None:
+    async def scene() -> float:
+        rate = PrefillRate(1_000.0)
+        for _ in range(100):
+            meter = PrefillMeter(rate, 6_000, Sink())
+            await asyncio.sleep(2.0)  # the prefill
+            for at in range(4):
+                meter.push(TokenDelta([1], cached=2_000 if at == reported_at else None))
+                await asyncio.sleep(1.0)
+            meter.stop()
+        return rate.seconds(2_000)
+
+    assert run_jumping(scene()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_request_that_ends_without_output_is_not_measured() -> None:
+    async def scene() -> float:
+        rate = PrefillRate(100_000.0)
+        PrefillMeter(rate, 6_000, Sink()).stop()
+        rate.start(100.0)  # nothing else is running
+        rate.finish(100_000, 101.0)
+        return rate.seconds(100_000)
+
+    assert run_jumping(scene()) == pytest.approx(1.0, rel=0.1)

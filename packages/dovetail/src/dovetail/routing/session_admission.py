@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dovetail.engines.engine import EngineRequest, TokenDelta, TokenSink
+from dovetail.engines.engine import EngineRequest, TokenSink
 from dovetail.engines.llamacpp.capacity import common_prefix_length
-from dovetail.routing.prefill_rate import PrefillRate
+from dovetail.routing.prefill_rate import PrefillMeter
 from dovetail.routing.session_queue import RetainFunction, SessionQueue, move_cold_turns
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import (
@@ -277,7 +277,7 @@ class SessionTurn:
         self._turn: Turn | None = None
         self._arrived_at: float | None = None  # when it first arrived at a replica
         self._output_start = 0  # the length of the first prompt
-        self._meter: _PrefillMeter | None = None
+        self._meter: PrefillMeter | None = None
         self._request = ""  # the id of the last engine request
 
     async def enter(self, replica: int, request: EngineRequest) -> bool:
@@ -312,7 +312,7 @@ class SessionTurn:
             return sink
         self._stop_meter()
         rate = self._queue.scheduler.prefill_rate
-        self._meter = _PrefillMeter(rate, len(request.prompt), sink)
+        self._meter = PrefillMeter(rate, len(request.prompt), sink)
         return self._meter
 
     def finish(self, end: TurnEnd) -> None:
@@ -358,28 +358,3 @@ class SessionTurn:
             priority=profile.urgency,
             background=profile.background,
         )
-
-
-class _PrefillMeter:
-    """Forwards deltas to another sink, and reports the first one."""
-
-    __slots__ = ("_is_running", "_prompt_tokens", "_push", "_rate", "drain")
-
-    def __init__(self, rate: PrefillRate, prompt_tokens: int, sink: TokenSink) -> None:
-        self._rate = rate
-        self._prompt_tokens = prompt_tokens
-        self._push = sink.push
-        self.drain = sink.drain
-        self._is_running = True
-        rate.start(asyncio.get_running_loop().time())
-
-    def push(self, delta: TokenDelta) -> bool:
-        if self._is_running:
-            self.stop(self._prompt_tokens - delta.cached if delta.cached is not None else 0)
-        return self._push(delta)
-
-    def stop(self, tokens: int = 0) -> None:
-        """End the measurement. `tokens`: those that were prefilled; 0 if that is not known."""
-        if self._is_running:
-            self._is_running = False
-            self._rate.finish(tokens, asyncio.get_running_loop().time())
