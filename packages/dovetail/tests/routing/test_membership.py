@@ -39,10 +39,13 @@ class UrlEngine:
         self.port = int(url.rpartition(":")[2])
         self.go_on = asyncio.Event()
         self.go_on.set()
+        self.connected = asyncio.Event()
+        self.connected.set()
         self.reachable = True
         self.stopped = False
 
     async def start(self) -> None:
+        await self.connected.wait()
         if not self.reachable:
             raise EngineUnavailable("connection refused")
 
@@ -102,7 +105,12 @@ def test_added_replica_serves_new_sessions_and_old_ones_stay() -> None:
         assert await fleet.generate("x") == 1
         added = await fleet.membership.add("http://b:2/v1/")
         assert added.url == "http://b:2"
-        assert await fleet.membership.add("http://b:2") is added
+        for same in ("http://b:2", "HTTP://B:2/"):
+            assert await fleet.membership.add(same) is added
+        assert fleet.pool.router.load(added.index).name == "http://b:2"
+        for invalid in ("http://b :2", "http://b:2\0", "ftp://b:2", ""):
+            with pytest.raises(SourceError):
+                await fleet.membership.add(invalid)
         assert await fleet.generate("y") == 2
         assert [await fleet.generate(one) for one in "xyxy"] == [1, 2, 1, 2]
         await fleet.pool.stop()
@@ -142,14 +150,77 @@ def test_unreachable_replica_is_added_and_recovers() -> None:
         await fleet.pool.start()
         replica = await fleet.membership.add("http://b:2")
         assert not replica.is_available
+        assert replica.failure == "connection refused"
         assert await fleet.generate("x") == 1
         fleet.engines["http://b:2"].reachable = True
         assert replica.recovery_task is not None
         await replica.recovery_task
+        assert not replica.failure
         assert await fleet.generate("y") == 2
         await fleet.pool.stop()
 
     run_async(check)
+
+
+def test_replica_gets_no_requests_before_it_is_started() -> None:
+    """An address at which nothing responds is known as such only after a timeout."""
+
+    async def check() -> None:
+        fleet = Fleet("http://a:1")
+        await fleet.pool.start()
+        create, waiting = fleet.create, asyncio.Event()
+
+        def create_slow(url: str) -> UrlEngine:
+            engine = create(url)
+            engine.connected = waiting
+            return engine
+
+        fleet.membership._create_engine = create_slow
+        adding = asyncio.create_task(fleet.membership.add("http://b:2"))
+        while "http://b:2" not in fleet.engines:  # noqa: ASYNC110 - no event exists
+            await asyncio.sleep(0)
+        assert [await fleet.generate(one) for one in "xyz"] == [1, 1, 1]
+        waiting.set()
+        await adding
+        assert await fleet.generate("w") == 2
+        await fleet.pool.stop()
+
+    run_async(check)
+
+
+def test_a_change_that_failed_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "urls"
+    path.write_text("http://a:1\n")
+
+    async def check() -> None:
+        fleet = Fleet(source=UrlFile(path))
+        await fleet.pool.start()
+        create = fleet.create
+
+        def fail(url: str) -> UrlEngine:
+            raise OSError("no file descriptors left")
+
+        fleet.membership._create_engine = fail
+        path.write_text("http://b:2\n")
+        await fleet.membership.refresh()
+        assert fleet.urls == {"http://a:1"}  # the only replica stays
+        fleet.membership._create_engine = create
+        await fleet.membership.refresh()
+        assert fleet.urls == {"http://b:2"}
+        await fleet.pool.stop()
+
+    run_async(check)
+
+
+def test_file_that_is_too_large_is_not_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "urls"
+    path.write_text("http://a:1\nhttp://b:23\n")
+    for size in (len(path.read_bytes()) - 1, len(path.read_bytes()) - 2):
+        monkeypatch.setattr("dovetail.routing.membership.MAX_FILE_BYTES", size)
+        with pytest.raises(SourceError, match=f"must have at most {size} bytes"):
+            UrlFile(path).read()
 
 
 def test_watched_file_changes_the_replicas(

@@ -133,6 +133,20 @@ def test_processes_that_do_not_see_each_other_select_the_same_replica() -> None:
     assert len({select(loads) for loads in ([0, 0, 0], [9000, 0, 4000], [0, 8000, 12_000])}) == 1
 
 
+def test_processes_agree_although_replicas_were_added_in_another_order() -> None:
+    """A process that was started later has other numbers for the same replicas."""
+
+    def select(session: str, names: Sequence[str]) -> str:
+        found = [ReplicaSnapshot(index, name=name) for index, name in enumerate(names)]
+        request = RequestSnapshot(5000, session=session, consistent=True)
+        return names[select_by_kv(request, found).index]
+
+    sessions = [f"s{number}" for number in range(20)]
+    selected = [select(one, ["http://a", "http://b", "http://c"]) for one in sessions]
+    assert selected == [select(one, ["http://c", "http://a", "http://b"]) for one in sessions]
+    assert len(set(selected)) == 3
+
+
 def test_rotation_uses_every_replica() -> None:
     found = [ReplicaSnapshot(index) for index in (3, 5, 8)]
     selected = [select_by_rotation(RequestSnapshot(1, number), found).index for number in range(6)]

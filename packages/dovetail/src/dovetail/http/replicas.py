@@ -114,6 +114,7 @@ def describe_replica(model: str, pool: ReplicaPool, replica: Replica) -> dict[st
         "replica": replica.index,
         "url": replica.url,
         "available": replica.is_available,
+        "error": replica.failure,
         "active_requests": replica.active_requests,
         "cache_index": pool.index.status.sources.get(replica.index, "requests"),
         "queued_tokens": load.queued_tokens,

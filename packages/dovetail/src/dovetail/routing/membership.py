@@ -50,9 +50,12 @@ class UrlFile:
     def read(self) -> tuple[str, ...]:
         try:
             with self._path.open("rb") as file:
-                text = file.read(MAX_FILE_BYTES + 1).decode()
+                content = file.read(MAX_FILE_BYTES + 1)
+            text = content.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{self._path} cannot be read: {error}") from error
+        if len(content) > MAX_FILE_BYTES:  # the last URL may be truncated
+            raise SourceError(f"{self._path} must have at most {MAX_FILE_BYTES:,} bytes")
         lines = (line.partition("#")[0].strip() for line in text.splitlines())
         urls = tuple(dict.fromkeys(normalize_url(line) for line in lines if line))
         if not urls:
@@ -81,6 +84,8 @@ def normalize_url(url: str) -> str:
     """Return a URL in the form in which URLs are compared. Raises `SourceError`."""
     # Users also paste the base URL of an SDK, which ends with /v1.
     short = url.strip().rstrip("/").removesuffix("/v1")
+    if not short.isprintable() or " " in short:
+        raise SourceError(f"a URL must not contain spaces and control characters, got {short!r}")
     try:
         Endpoint.parse(short)
     except ValueError as error:
@@ -126,8 +131,12 @@ class ReplicaMembership:
             self._task = None
 
     def find(self, url: str) -> Replica | None:
-        """Return the replica with a URL."""
-        return next((one for one in self._pool.replicas if one.url == url), None)
+        """Return the replica with a URL, however its host and its default port are written."""
+        address = str(Endpoint.parse(url))
+        for one in self._pool.replicas:
+            if one.url is not None and str(Endpoint.parse(one.url)) == address:
+                return one
+        return None
 
     async def add(self, url: str) -> Replica:
         """Add a replica. One that exists is returned. Raises `ValueError` with the reason."""
@@ -171,14 +180,17 @@ class ReplicaMembership:
                 _log.error("replica_sources_failed", extra={"fields": fields})
 
     async def _apply(self, source: UrlSource, urls: frozenset[str]) -> None:
-        """Add new URLs before old ones are removed, so that a replica is left."""
+        """Add new URLs before old ones are removed, so that a replica is left.
+
+        What fails is tried again at the next refresh.
+        """
         before = self._urls[source]
-        errors = []
+        errors: dict[str, Exception] = {}
         for url in sorted(urls - before):
             try:
                 await self.add(url)
             except Exception as error:
-                errors.append(f"{url}: {error}")
+                errors[url] = error
         elsewhere = frozenset().union(*(self._urls[one] for one in self._urls if one is not source))
         for url in sorted(before - urls - elsewhere):
             if self.find(url) is None:
@@ -186,9 +198,9 @@ class ReplicaMembership:
             try:
                 await self.remove(url)
             except ValueError as error:
-                errors.append(f"{url}: {error}")
-        self._urls[source] = urls
-        self._report(source, "; ".join(errors))
+                errors[url] = error
+        self._urls[source] = urls.symmetric_difference(errors)
+        self._report(source, "; ".join(f"{url}: {error}" for url, error in errors.items()))
 
     def _report(self, source: UrlSource, error: str) -> None:
         """Log an error of a source once, until it changes."""

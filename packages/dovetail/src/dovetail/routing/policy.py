@@ -71,6 +71,7 @@ class ReplicaSnapshot:
     `resident_tokens`: prompt tokens of the sessions that live there; idle sessions count less. They
     occupy the KV cache and predict further requests.
     `in_backoff`: it was just overloaded or failed.
+    `name`: identifies it in all processes, unlike `index` after replicas were added and removed.
     """
 
     index: int
@@ -80,6 +81,7 @@ class ReplicaSnapshot:
     recent_tokens: float = 0.0
     resident_tokens: float = 0.0
     in_backoff: bool = False
+    name: str = ""
 
     @property
     def load_tokens(self) -> float:
@@ -181,10 +183,10 @@ def _cheapest(
     session = request.session
     limit = CONSISTENT_FACTOR * cost(best) + CONSISTENT_TOLERANCE_TOKENS
     similar = [one for one in usable if cost(one) <= limit]
-    return max(similar, key=lambda one: _affinity_hash(session, one.index))
+    return max(similar, key=lambda one: _affinity_hash(session, one))
 
 
-def _affinity_hash(session: str, replica: int) -> bytes:
+def _affinity_hash(session: str, replica: ReplicaSnapshot) -> bytes:
     """Return a replica's weight for a session (rendezvous hashing), the same in every process."""
-    key = f"{replica} {session}".encode("utf-8", "surrogatepass")
+    key = f"{replica.name or replica.index} {session}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(key, digest_size=8).digest()

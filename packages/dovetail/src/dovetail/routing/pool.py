@@ -91,7 +91,7 @@ class ReplicaPool:
         self._next_index = 0
         self.replicas: tuple[Replica, ...] = ()
         for engine, url in zip(engines, urls or [None] * len(engines), strict=True):
-            self._create_replica(engine, url)
+            self.replicas += (self._create_replica(engine, url),)
         self.name = engines[0].name
         self._warmer = PromptWarmer(self.index)
         self._removals: set[asyncio.Task[None]] = set()
@@ -223,9 +223,13 @@ class ReplicaPool:
         )
 
     async def add_replica(self, engine: TokenEngine, url: str | None = None) -> Replica:
-        """Add a replica. One that cannot be started recovers in the background."""
+        """Add a replica. One that cannot be started recovers in the background.
+
+        It gets no requests before it has been started, which takes long if nothing responds.
+        """
         replica = self._create_replica(engine, url)
         fault = await replica.start()
+        self.replicas += (replica,)
         if fault is not None:
             replica.mark_down(fault)
         self._schedule_sessions(replica)
@@ -274,8 +278,8 @@ class ReplicaPool:
         replica.on_recovered = self._restore_index
         if self.sessions is not None:
             replica.on_failed = self._fail_sessions
+        self.router.load(replica.index).name = url or ""
         self._next_index += 1
-        self.replicas = (*self.replicas, replica)
         return replica
 
     def _restore_index(self, replica: Replica) -> None:

@@ -55,6 +55,7 @@ class Replica:
     """An engine with its index in the pool, its availability and its active requests.
 
     `url`: the URL of a remote engine.
+    `failure`: why it does not accept requests; None if it does.
     `on_failed`: called when it stops accepting requests.
     `on_recovered`: called when it accepts requests again after a failure.
     """
@@ -65,6 +66,7 @@ class Replica:
         "_running",
         "active_requests",
         "engine",
+        "failure",
         "index",
         "is_available",
         "last_activity",
@@ -91,6 +93,7 @@ class Replica:
         self._idle: asyncio.Event | None = None  # set while no request is active; see wait_idle
         self._health_checks = health_checks
         self.is_available = True
+        self.failure: str | None = None
         self.active_requests = 0
         self.last_activity = 0.0  # when it last started a request or emitted tokens
         self.restarts = 0
@@ -142,6 +145,7 @@ class Replica:
         """Mark the replica as down and start its recovery."""
         if not self._running:
             return  # the replica was stopped while requests were running
+        self.failure = _reason(error)
         if self.is_available:
             _log.warning("replica_failed", extra=self._log_fields(error))
             self.is_available = False
@@ -189,11 +193,11 @@ class Replica:
             try:
                 await self._restart()
             except Exception as error:
-                _log.info(
-                    "replica_recovery_failed", extra=self._log_fields(_to_dovetail_error(error))
-                )
+                fault = _to_dovetail_error(error)
+                self.failure = _reason(fault)
+                _log.info("replica_recovery_failed", extra=self._log_fields(fault))
                 continue
-            self.is_available = True
+            self.is_available, self.failure = True, None
             self.on_recovered(self)
             _log.warning("replica_recovered", extra=self._log_fields(None))
             return
@@ -211,7 +215,7 @@ class Replica:
             raise EngineUnavailable(state.detail or "not ready")
 
     def _log_fields(self, error: DovetailError | None) -> dict[str, object]:
-        reason = {} if error is None else {"reason": error.log_message or error.message}
+        reason = {} if error is None else {"reason": _reason(error)}
         return {"fields": {"engine": self.engine.name, "replica": self.index, **reason}}
 
 
@@ -264,6 +268,10 @@ def shared_capabilities(supported: Sequence[EngineCapabilities]) -> EngineCapabi
         local=first.local,
         constrains_after_reasoning=any(one.constrains_after_reasoning for one in supported),
     )
+
+
+def _reason(error: DovetailError) -> str:
+    return error.log_message or error.message
 
 
 def _to_dovetail_error(error: Exception) -> DovetailError:

@@ -44,11 +44,12 @@ def decay(seconds: float) -> float:
 
 
 class ReplicaLoad:
-    """The load of one replica, from the requests of this process."""
+    """The load of one replica, from the requests of this process. `name`: see `ReplicaSnapshot`."""
 
-    __slots__ = ("output_tokens", "queued_tokens", "recent", "resident")
+    __slots__ = ("name", "output_tokens", "queued_tokens", "recent", "resident")
 
     def __init__(self) -> None:
+        self.name = ""
         self.queued_tokens = 0
         self.output_tokens = 0
         self.recent = DecayingSum()
@@ -65,6 +66,7 @@ class ReplicaLoad:
             self.recent.at(now),
             self.resident.at(now),
             in_backoff,
+            self.name,
         )
 
 
