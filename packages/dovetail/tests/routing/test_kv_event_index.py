@@ -23,7 +23,7 @@ from dovetail_model import EngineUnavailable
 
 BLOCK = 16
 PROMPT = array("I", range(1024))
-URLS = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
+URLS = ("http://127.0.0.1:8000", "http://127.0.0.2:8000")
 
 
 class FakeService:
@@ -145,7 +145,7 @@ def test_overlaps_come_from_the_events_and_not_from_requests() -> None:
     async def check() -> None:
         setup = Setup(KvCacheInfo(BLOCK, 100), KvCacheInfo(BLOCK, 100))
         await setup.add_all()
-        assert setup.service.subscriptions[1] == (KvEventAddress("tcp://127.0.0.1:5557"), BLOCK)
+        assert setup.service.subscriptions[1] == (KvEventAddress("tcp://127.0.0.2:5557"), BLOCK)
         setup.service.store(0, PROMPT)
         await setup.prefill(0, PROMPT)  # its events have arrived
         setup.service.store(1, PROMPT[:48])
@@ -199,6 +199,44 @@ def test_replicas_without_usable_events_have_the_approximate_index(
         assert await setup.overlaps(PROMPT) == {1: 1024}
         assert setup.index.status.sources == {0: "events", 1: "requests"}
         assert setup.index.status.blocks == 4  # of 256 tokens
+
+    run(check)
+
+
+def test_replicas_of_one_host_need_addresses_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise the events of one count for all of them."""
+    other = "http://127.0.0.1:8001"
+
+    async def check() -> None:
+        setup = Setup(KvCacheInfo(BLOCK))
+        setup.infos[other] = KvCacheInfo(BLOCK)
+        with logged(caplog, "kv_events_rejected") as reasons:
+            await setup.add_all()
+        assert (
+            f"tcp://127.0.0.1:5557 is the address of {URLS[0]}; name the address of each replica: "
+            f"--kv-events {other}=tcp://HOST:PORT"
+        ) in reasons[0]
+        assert [*setup.service.subscriptions] == [0]
+        await setup.index.remove(0)
+        await setup.index.add(1, other)  # the address is free now
+        assert [*setup.service.subscriptions] == [1]
+
+    run(check)
+
+
+def test_replica_that_is_removed_while_it_is_added_is_not_subscribed() -> None:
+    class SlowSetup(Setup):
+        async def fetch(self, url: str) -> KvCacheInfo:
+            await self.index.remove(0)
+            return await super().fetch(url)
+
+    async def check() -> None:
+        setup = SlowSetup(KvCacheInfo(BLOCK))
+        await setup.add_all()
+        assert not setup.service.subscriptions
+        assert setup.index.status.sources == {}
 
     run(check)
 

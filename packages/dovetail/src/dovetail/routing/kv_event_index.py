@@ -15,7 +15,11 @@ from dovetail.engines.engine import EngineRequest
 from dovetail.engines.kv_cache import KvCacheInfo
 from dovetail.routing.block_hashes import DynamoHashes
 from dovetail.routing.kv_checks import CHECK_DELAYS_SECONDS, SubscribedReplica
-from dovetail.routing.kv_endpoints import KvEventAddresses, probe_publisher
+from dovetail.routing.kv_endpoints import (
+    KvEventAddress,
+    KvEventAddresses,
+    probe_publisher,
+)
 from dovetail.routing.kv_service import MAX_QUERY_BLOCKS, KvService
 from dovetail.routing.prefix_index import (
     DEFAULT_CAPACITY_TOKENS,
@@ -124,9 +128,11 @@ class KvEventIndex:
         except DovetailError as error:  # added again when the replica recovers
             one.reject(f"the replica is not reachable: {error.message}")
             return
+        if self._replicas.get(replica) is not one:
+            return  # meanwhile the replica was removed, or added again
         try:
             self._check_cache(one.info)
-            one.address = self._addresses.resolve(url, one.info)
+            one.address = self._find_address(url, one.info)
         except ValueError as error:
             one.reject(str(error))
             return
@@ -173,6 +179,17 @@ class KvEventIndex:
                 f"of {self._hasher.block_tokens} (--kv-block-size); all replicas of a model must "
                 "have the same block size"
             )
+
+    def _find_address(self, url: str, info: KvCacheInfo) -> KvEventAddress:
+        """Return where a replica publishes. Raise `ValueError` for the address of another one."""
+        address = self._addresses.resolve(url, info)
+        for other in self._replicas.values():
+            if other.address is not None and other.address.events == address.events:
+                raise ValueError(
+                    f"{address.events} is the address of {other.url}; name the address of each "
+                    f"replica: --kv-events {url}=tcp://HOST:PORT"
+                )
+        return address
 
     def _indexed_request(self, request: EngineRequest) -> EngineRequest:
         if self._has_salts or request.cache_salt is None:
