@@ -11,6 +11,7 @@ import openai
 import pytest
 from background_fixture import Gate, until
 from http_fixture import NAME, Stage, run, service, serving
+from redis.asyncio import Redis
 from redis_cluster import RedisClusterServers
 from redis_server import RedisServer
 
@@ -244,5 +245,40 @@ def test_streams_continue_after_an_outage_of_redis(server: RedisServer) -> None:
                         await gate.ends.get()
                         server.process.send_signal(signal.SIGCONT)
             assert text == "Once upon."
+
+    run(scene)
+
+
+def test_streams_are_complete_after_redis_was_full(server: RedisServer) -> None:
+    """A rejected write must not count as one that was repeated."""
+
+    async def scene() -> None:
+        async with (
+            Redis.from_url(server.url) as admin,
+            frontend(server.url) as one,
+            frontend(server.url) as other,
+        ):
+            gate = Gate(one)
+            created = await create(one)
+            text = ""
+            stream = await other.openai().responses.retrieve(created.id, stream=True)
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                    if not gate.opened.is_set():
+                        await admin.config_set("maxmemory", "1")
+                        gate.opened.set()
+                        await gate.ends.get()
+                        await rejected(admin)
+                        await admin.config_set("maxmemory", "0")
+            assert text == "Once upon."
+
+    async def rejected(admin: Redis) -> None:
+        """Wait until Redis has rejected a write to a stream."""
+        while True:
+            calls = (await admin.info("commandstats")).get("cmdstat_xadd", {})
+            if calls.get("rejected_calls"):
+                return
+            await asyncio.sleep(0.01)
 
     run(scene)

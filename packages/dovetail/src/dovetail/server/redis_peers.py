@@ -36,6 +36,7 @@ _POLL_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 _MAX_MESSAGE_TASKS = 256
 _DATA, _END = b"d", b"e"  # fields of a stream: frames, and its end
+_NOT_NEWER = "equal or smaller"  # in Redis' error for an entry that the stream has already
 
 _CANCEL, _FORGET, _RELEASE = "cancel", "forget", "release"
 _log = logging.getLogger(__name__)
@@ -166,8 +167,10 @@ class RedisPeers:
             redis = self._client.redis
             try:
                 added = await redis.xadd(name, fields, id=id, nomkstream=not create)
-            except ResponseError:  # an attempt that seemed to fail has added it
-                added = id
+            except ResponseError as error:
+                if _NOT_NEWER not in str(error):  # Redis is full, or a replica without writes
+                    raise
+                added = id  # by an attempt that seemed to fail
             await redis.pexpire(name, STREAM_AGE_MS)
             return added is not None
 
