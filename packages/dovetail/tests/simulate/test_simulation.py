@@ -208,6 +208,14 @@ def test_trace_is_read_with_its_block_size(tmp_path: Path) -> None:
         ("", "contains no requests"),
         ('{"schema":"dovetail.request/1"}', "is not a trace"),
         ('{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[]}', "--block-size"),
+        (
+            '{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[1]}',
+            "line 1: `input_length` must be >= 0, got -5",
+        ),
+        (
+            '{"timestamp":-1,"input_length":5,"output_length":1,"hash_ids":[1]}',
+            "line 1: `timestamp` must be >= 0, got -1",
+        ),
     ],
 )
 def test_invalid_traces_are_rejected(tmp_path: Path, text: str, message: str) -> None:
@@ -215,6 +223,32 @@ def test_invalid_traces_are_rejected(tmp_path: Path, text: str, message: str) ->
     path.write_text(text)
     with pytest.raises(TraceFormatError, match=message):
         read_trace(path)
+
+
+def test_damaged_compressed_trace_is_rejected(tmp_path: Path) -> None:
+    line = b'{"timestamp":0,"input_length":16,"output_length":1,"hash_ids":[1]}\n'
+    content = bytearray(gzip.compress(line * 5000, mtime=0))
+    content[30] ^= 0xFF
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(TraceFormatError, match="cannot be read"):
+        read_trace(path)
+
+
+def test_block_size_that_the_trace_does_not_have_is_rejected(tmp_path: Path) -> None:
+    """The hit rates would be wrong without a sign of it."""
+    path = tmp_path / "trace.jsonl"
+    lines = [(1024, [1, 2]), (1300, [1, 2, 3]), (1300, [1, 2])]  # some omit incomplete blocks
+    path.write_text(
+        "\n".join(
+            json.dumps({"timestamp": 0, "input_length": n, "output_length": 1, "hash_ids": ids})
+            for n, ids in lines
+        )
+    )
+    assert read_trace(path, 512).block_tokens == 512
+    for wrong in (64, 256, 2048):
+        with pytest.raises(TraceFormatError, match=rf"blocks of {wrong} tokens \(--block-size\)"):
+            read_trace(path, wrong)
 
 
 def test_plot_is_valid_svg(agents: RequestTrace) -> None:

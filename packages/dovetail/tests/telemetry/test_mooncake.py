@@ -80,3 +80,9 @@ def test_block_size_must_be_a_multiple(tmp_path: Path, size: str) -> None:
     status, text = convert(str(write_trace(tmp_path / "t.jsonl", 16)), "--block-size", size)
     assert status == 1
     assert "--block-size must be a multiple of 16" in text
+
+
+def test_trace_without_requests_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").touch()
+    status, text = convert(str(tmp_path / "t.jsonl"))
+    assert (status, "the trace files contain no requests" in text) == (1, True)

@@ -191,9 +191,12 @@ def test_truncated_line_is_skipped_and_foreign_files_are_rejected(tmp_path: Path
     with pytest.raises(TraceError, match="cannot be read"):
         read_traces([tmp_path / "missing"])
     broken = tmp_path / "broken.gz"
-    broken.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_traces([broken])
+    damaged = bytearray(packed.read_bytes())
+    damaged[len(damaged) // 2] ^= 0xFF
+    for content in (packed.read_bytes()[:-20], damaged):
+        broken.write_bytes(content)
+        with pytest.raises(TraceError, match="cannot be read"):
+            read_traces([broken])
 
 
 def test_an_unwritable_trace_is_reported_immediately(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def simulate(  # noqa: PLR0913 - each is a flag
         float, typer.Option(min=1.0, help="Prompt tokens per second that a replica prefills.")
     ] = 10_000.0,
     decode_ms: Annotated[
-        float, typer.Option(min=0.0, help="Milliseconds per output token of a response.")
+        float,
+        typer.Option(min=0.0, max=60_000.0, help="Milliseconds per output token of a response."),
     ] = 20.0,
     cache_output: Annotated[
         bool,

@@ -118,6 +118,8 @@ def _read_filtered(files: list[Path], session: str | None, tenant: str | None) -
         fail("trace", str(error))
     if trace.skipped_lines:
         typer.echo(f"dovetail trace: skipped {trace.skipped_lines} unreadable lines", err=True)
+    if not trace.lines:
+        fail("trace", "the trace files contain no requests")
     selected = trace.select(session, tenant)
     if not selected.lines:
         fail("trace", "no request in the trace files matches --session and --tenant")

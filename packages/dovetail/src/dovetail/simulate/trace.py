@@ -4,7 +4,8 @@ Mooncake's format has one JSON object per line, with block ids instead of text.
 """
 
 import gzip
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,9 @@ import msgspec
 from dovetail.telemetry.trace.mooncake import MooncakeLine, convert_trace
 from dovetail.telemetry.trace.reader import TraceError, read_traces
 from dovetail.telemetry.trace.writer import TRACE_SCHEMA
+
+#: Errors of reading a file that may be compressed and damaged.
+_READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 class TraceFormatError(ValueError):
@@ -59,6 +63,8 @@ def read_trace(path: Path, block_tokens: int | None = None) -> RequestTrace:
     lines = list(_decode_lines(path))
     if not lines:
         raise TraceFormatError(f"{path} contains no requests")
+    if block_tokens is not None:
+        _check_block_tokens(path, lines, block_tokens)
     size = block_tokens or _derive_block_tokens(path, lines)
     return RequestTrace(
         tuple(
@@ -69,7 +75,7 @@ def read_trace(path: Path, block_tokens: int | None = None) -> RequestTrace:
 
 
 def _is_server_trace(path: Path) -> bool:
-    with suppress(OSError, EOFError), _open(path) as file:
+    with suppress(*_READ_ERRORS), _open(path) as file:
         return TRACE_SCHEMA.encode() in file.readline()
     return False  # reading it as the other format reports the error
 
@@ -119,6 +125,24 @@ def _derive_block_tokens(path: Path, lines: Iterable[MooncakeLine]) -> int:
     )
 
 
+def _check_block_tokens(path: Path, lines: Sequence[MooncakeLine], block_tokens: int) -> None:
+    """Raise if the prompts have other numbers of blocks than blocks of this size would give.
+
+    Some traces omit the ids of incomplete blocks, and single lines may be wrong.
+    """
+    unlike = [
+        line
+        for line in lines
+        if len(line.hash_ids) - line.input_length // block_tokens not in (0, 1)
+    ]
+    if 2 * len(unlike) > len(lines):
+        first = unlike[0]
+        raise TraceFormatError(
+            f"{path} does not have blocks of {block_tokens} tokens (--block-size): a prompt of "
+            f"{first.input_length} tokens has {len(first.hash_ids)} block ids"
+        )
+
+
 def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
@@ -132,7 +156,7 @@ def _decode_lines(path: Path) -> Iterator[MooncakeLine]:
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield _decode(decoder, path, number, text)
-    except (OSError, EOFError) as error:
+    except _READ_ERRORS as error:
         raise TraceFormatError(f"{path} cannot be read: {error}") from error
 
 
@@ -140,6 +164,10 @@ def _decode(
     decoder: msgspec.json.Decoder[MooncakeLine], path: Path, number: int, text: bytes
 ) -> MooncakeLine:
     try:
-        return decoder.decode(text)
+        line = decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise TraceFormatError(f"{path}, line {number}: {error}") from error
+    for name in ("timestamp", "input_length", "output_length"):
+        if (value := getattr(line, name)) < 0:
+            raise TraceFormatError(f"{path}, line {number}: `{name}` must be >= 0, got {value}")
+    return line

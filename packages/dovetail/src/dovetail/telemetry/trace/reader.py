@@ -1,6 +1,7 @@
 """Read trace files, including rotated ones."""
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def _decode_lines(path: Path) -> Iterator[TraceLine | None]:
                     yield decoder.decode(text)
                 except (msgspec.MsgspecError, UnicodeError, RecursionError):
                     yield None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} cannot be read: {error}") from error
 
 
