@@ -71,13 +71,17 @@ def _flags(container: Object) -> dict[str, str]:
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def _config(overlay: str, tmp_path: Path) -> Config:
-    """Load the settings of a frontend as its container does: file, environment and flags."""
+def _config(overlay: str, tmp_path: Path, *, optional: bool = False) -> Config:
+    """Load the settings of a frontend as its container does: file, environment and flags.
+
+    `optional`: with the settings that are comments.
+    """
     (data,) = [one["data"] for one in _render(overlay) if one["kind"] == "ConfigMap"]
     container = _container(overlay)
     flags = _flags(container)
     path = tmp_path / Path(flags.pop("--config")).name
-    path.write_text(data[path.name])
+    text = data[path.name]
+    path.write_text(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE) if optional else text)
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in flags.items()}
     environment = {
         one["name"]: one.get("value", "redis://from-the-secret/0") for one in container["env"]
@@ -289,6 +293,7 @@ def test_every_engine_is_a_replica(overlay: str, tmp_path: Path) -> None:
     config = _config(overlay, tmp_path)
     assert config.engine_dns == (f"http://{engines['serviceName']}:{port}",)
     assert not config.engine_url
+    optional = _config(overlay, tmp_path, optional=True)
     container = _container(overlay, ENGINE)
     opened = {one["name"]: one["containerPort"] for one in container["ports"]}
     arguments = container["args"]
@@ -298,10 +303,20 @@ def test_every_engine_is_a_replica(overlay: str, tmp_path: Path) -> None:
     events = yaml.safe_load(arguments[arguments.index("--kv-events-config") + 1])
     assert events["endpoint"] == f"tcp://*:{opened['kv-events']}"
     assert events["replay_endpoint"] == f"tcp://*:{opened['kv-replay']}"
+    assert optional.kv_events == (events["endpoint"],)  # `*` stands for the host of each replica
+    assert optional.kv_events_replay == (events["replay_endpoint"],)
     assert {one["port"] for one in service["ports"]} == set(opened.values())
     egress = _find("NetworkPolicy", FRONTEND, overlay)["spec"]["egress"]
     (to_engines,) = [rule for rule in egress if "to" in rule]
     assert {one["port"] for one in to_engines["ports"]} == set(opened.values())
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_one_pod_is_evicted_at_a_time(overlay: str) -> None:
+    for name in (FRONTEND, ENGINE):
+        budget = _find("PodDisruptionBudget", name, overlay)["spec"]
+        assert budget["maxUnavailable"] == 1
+        assert budget["selector"]["matchLabels"] == {"app.kubernetes.io/name": name}
 
 
 @pytest.mark.fleet
