@@ -2,68 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_fixture import CALL, NAME, Reply, Stage, head, run, service, serving
+from http_fixture import NAME, head, run, service, serving
+from scheduling_fixture import ADMIN, CAPACITY, TEXT, body, scheduling, send, wait_until
 
 from dovetail.access.auth import ApiKeys
-from dovetail.engines.engine import EngineRequest, TokenDelta
 from dovetail.http.options import HttpOptions
-from dovetail.pipeline.registry import ModelRegistry
 from dovetail.pipeline.scheduled_turn import begin_turn, is_background, urgency
-from dovetail.routing.pool import ReplicaPool
 from dovetail.routing.session_admission import SessionAdmission
 from dovetail_model import Hints, Identity, Request, TextBlock, Turn
-
-ADMIN = "admin"
-TEXT = "Hello there, all of you. " * 8  # 200 tokens: each byte is one
-CAPACITY = 500  # two such prompts do not fit
-
-
-def body(stream: bool = False, **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": TEXT}]
-    return {"model": NAME, "max_tokens": 50, "messages": messages, "stream": stream, **more}
-
-
-@asynccontextmanager
-async def scheduling(
-    kv_tokens: int | None = CAPACITY, **options: Any
-) -> AsyncIterator[tuple[Stage, SessionAdmission, asyncio.Event]]:
-    """A server that schedules sessions. Its engine waits for the event before each first token."""
-    registry, engine = service(**options)
-    sessions = SessionAdmission(kv_tokens)
-    entry = next(registry.base_models())
-    scheduled = replace(entry, engine=ReplicaPool([engine], sessions=sessions))
-    registry = ModelRegistry([scheduled])
-    go_on = asyncio.Event()
-    text = CALL.replace("look_up", "bash")
-
-    async def wait_and_call(request: EngineRequest) -> AsyncGenerator[TokenDelta]:
-        await go_on.wait()
-        ids = [*engine.tokenizer.encode(text), engine.stop_id]
-        yield TokenDelta(ids, finish="stop", cached=0)
-
-    engine.plan = wait_and_call
-    async with serving(HttpOptions(keys=ApiKeys([ADMIN])), registry=registry) as stage:
-        stage.engine = engine
-        yield stage, sessions, go_on
-
-
-async def send(stage: Stage, session: str, **headers: str) -> Reply:
-    named = {"x_dynamo_session_id": session, "x_api_key": ADMIN, **headers}
-    reply = await stage.request("POST", "/v1/messages", body(), **named)
-    assert reply.status == 200, reply.body
-    return reply
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - many different conditions
-            await asyncio.sleep(0.005)
 
 
 def test_turns_that_do_not_fit_wait_and_are_shown() -> None:
@@ -195,10 +145,12 @@ def test_subagents_have_sessions_of_their_own() -> None:
             named = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
             schema = {"type": "object", "properties": {}}
             tools = [{"name": "search", "input_schema": schema}]
-            for subagent in (body(system="You search files."), body(tools=tools)):
+            other = [{"role": "user", "content": "Search for tests."}]
+            subagents = body(system="You search files."), body(tools=tools), body(messages=other)
+            for subagent in subagents:
                 await stage.request("POST", "/v1/messages", subagent, **named)
             keys = {state.session for _, state in sessions.sessions()}
-            assert len(keys) == 3
+            assert len(keys) == 4
             assert {key.split("#")[0] for key in keys} == {"one"}
             await send(stage, "one", x_dynamo_session_final="true")
             assert not [*sessions.sessions()]
@@ -206,14 +158,16 @@ def test_subagents_have_sessions_of_their_own() -> None:
     run(scene)
 
 
-def test_conversation_without_an_id_is_recognized_from_its_first_turn_on() -> None:
+@pytest.mark.parametrize("named", [{}, {"x_dynamo_session_id": "one"}], ids=["unnamed", "named"])
+def test_conversation_is_recognized_from_its_first_turn_on(named: dict[str, str]) -> None:
     async def scene() -> None:
         async with scheduling(100_000) as (stage, sessions, go_on):
             go_on.set()
             history: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
             for _ in range(2):
                 fields = body(messages=history)
-                reply = await stage.request("POST", "/v1/messages", fields, x_api_key=ADMIN)
+                headers = {"x_api_key": ADMIN, **named}
+                reply = await stage.request("POST", "/v1/messages", fields, **headers)
                 (state,) = [one for _, one in sessions.sessions()]
                 history.append({"role": "assistant", "content": reply.json["content"]})
                 (call,) = [one for one in reply.json["content"] if one["type"] == "tool_use"]

@@ -24,20 +24,23 @@ def begin_turn(
 ) -> SessionTurn:
     """Return the turn of a request.
 
-    Subagents with another system text, other tools or another adapter have places of their own.
+    Conversations with another first message, system text, adapter or other tools have places of
+    their own: subagents, and what clients send under one `prompt_cache_key`.
     """
     request, head = prepared.request, prepared.prompt.head
+    first_turn = b"".join(prepared.prompt.history.digests[:1])
     session = session_key(prepared) or f"{ANONYMOUS_PREFIX}{secrets.token_hex(8)}"
     scope = f"{entry.adapter or ''}/{cache_salt(request) or ''}/"
-    conversation = scope + (head.system + head.tools).hex()
+    shared = scope + (head.system + head.tools).hex()
     return sessions.begin_turn(
         TurnProfile(
             session=session,
-            branch=f"{session}#{_short_digest(conversation)}",
+            branch=f"{session}#{_short_digest(shared + first_turn.hex())}",
             tenant=request.identity.tenant,
-            head=conversation + head.switches.hex(),
+            head=shared + head.switches.hex(),
             urgency=urgency(request.hints),
             background=is_background(request.hints),
+            choices=max(1, request.sampling.n),
         )
     )
 

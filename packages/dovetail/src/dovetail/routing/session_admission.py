@@ -48,12 +48,13 @@ class TurnProfile:
     """What scheduling must know of a turn, in addition to its engine request.
 
     `session`: the session that the client named, or that its history identifies.
-    `branch`: the conversation within the session: a subagent with another system text or other
-    tools has one of its own.
+    `branch`: the conversation within the session: a subagent with another first message, system
+    text, adapter or other tools has one of its own.
     `head`: identifies the system text and the tools, within the part of the cache that the tenant
     uses.
     `urgency`: a higher value is admitted first.
     `background`: no client waits for the response.
+    `choices`: how many turns share the prompt and have outputs of their own.
     """
 
     session: str
@@ -62,6 +63,7 @@ class TurnProfile:
     head: str
     urgency: int = 0
     background: bool = False
+    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -354,7 +356,7 @@ class SessionTurn:
             tenant=profile.tenant,
             head=profile.head,
             shared_tokens=admission.heads.measure(profile.head, profile.branch, request.prompt),
-            expected_output_tokens=admission.expected_output_tokens(request),
+            expected_output_tokens=profile.choices * admission.expected_output_tokens(request),
             priority=profile.urgency,
             background=profile.background,
         )
