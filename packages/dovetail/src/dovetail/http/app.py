@@ -314,7 +314,7 @@ class App:
             *UsageEndpoints(self.usage, self.options.keys).routes(),
             Route(get, "/openapi.json", _without_tracker(self._openapi), "This document"),
             *ReplicaEndpoints(self.service, self.options).routes(),
-            *SessionEndpoints(self.service, self.options).routes(),
+            *SessionEndpoints(self.service, self.options, self.draining).routes(),
             *self._health_routes(),
             *self._ui_routes(),
         ]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from dovetail.access.auth import require_admin_key
+from dovetail.http.drain import DrainController
 from dovetail.http.exchange import ApiExchange
 from dovetail.http.options import HttpOptions
 from dovetail.http.routes import Route
@@ -17,11 +18,17 @@ SESSIONS_PATH = "/admin/sessions"
 
 
 class SessionEndpoints:
-    """The endpoint `/admin/sessions`. It requires an admin key, and that the server has keys."""
+    """The endpoint `/admin/sessions`. It requires an admin key, and that the server has keys.
 
-    def __init__(self, service: ModelRegistry, options: HttpOptions) -> None:
+    While the server drains, sessions between turns keep no places: they cannot return.
+    """
+
+    def __init__(
+        self, service: ModelRegistry, options: HttpOptions, draining: DrainController
+    ) -> None:
         self._service = service
         self._options = options
+        draining.on_start(self._drain)
 
     def routes(self) -> Iterator[Route]:
         yield Route("GET", SESSIONS_PATH, self.list, "List the sessions that are scheduled")
@@ -35,6 +42,11 @@ class SessionEndpoints:
             if entry.engine.sessions is not None
         ]
         await exchange.respond(200, msgspec.json.encode({"models": models}))
+
+    def _drain(self) -> None:
+        for entry in self._service.base_models():
+            if entry.engine.sessions is not None:
+                entry.engine.sessions.drain()
 
 
 def _describe(entry: TokenModel, admission: SessionAdmission) -> dict[str, Any]:

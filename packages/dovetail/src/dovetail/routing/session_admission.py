@@ -168,6 +168,11 @@ class SessionAdmission:
             self._removed_expired_waits += queue.scheduler.counters.forced
             queue.fail()
 
+    def drain(self) -> None:
+        """Let the turns that wait run soon: no session between turns can return."""
+        for queue in self._queues.values():
+            queue.release_idle()
+
     def stop(self) -> None:
         for queue in self._queues.values():
             queue.stop()
@@ -221,9 +226,11 @@ class SessionAdmission:
         else:
             branches.add(profile.branch)
             if len(branches) > MAX_BRANCHES:
-                placed = (queue.placed_sessions() for queue in self._queues.values())
-                branches &= {profile.branch}.union(*placed)
+                branches &= {profile.branch, *filter(self._has_place, branches)}
         return SessionTurn(self, profile)
+
+    def _has_place(self, branch: str) -> bool:
+        return any(one.has_place(branch) for _, one in self.schedulers())
 
     def release_session(self, session: str) -> None:
         """Free the places of a session that has ended, with all its conversations."""

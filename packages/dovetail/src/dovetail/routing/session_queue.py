@@ -57,7 +57,8 @@ class SessionQueue:
         self._stats = stats
         self._on_change = on_change
         self._waiting: dict[Turn, _Waiter] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None  # of the next call of `_dispatch`
+        self._is_dispatching = False  # whether that is in this iteration of the event loop
 
     def arrive(self, arrival: TurnArrival, arrived_at: float, *, is_started: bool) -> Turn:
         """Add a turn, which runs at once if there is room.
@@ -104,6 +105,14 @@ class SessionQueue:
         self.scheduler.release(session, _now())
         self.dispatch()
 
+    def release_idle(self) -> None:
+        """Free the places of all sessions between turns."""
+        now = _now()
+        for state in self.scheduler.sessions(now):
+            if state.status in ("held", "idle"):
+                self.scheduler.release(state.session, now)
+        self.dispatch()
+
     def restart(self, capacity: int | None) -> None:
         """Continue after the engine was restarted: its KV cache is empty."""
         now = _now()
@@ -125,8 +134,16 @@ class SessionQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_dispatching = False
 
     def dispatch(self) -> None:
+        """Wake the turns that may run, once for all changes of an iteration of the event loop."""
+        if not self._is_dispatching:
+            self.stop()
+            self._is_dispatching = True
+            self._timer = asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
         """Wake the turns that may run now, and come back when the next one may."""
         now = _now()
         for turn in self.scheduler.admit(now):
@@ -134,18 +151,17 @@ class SessionQueue:
         self.stop()
         deadline = self.scheduler.next_deadline(now)
         if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_at(deadline, self.dispatch)
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._dispatch)
         self._on_change()
 
     def cold_turns(self) -> list[Turn]:
         """Return waiting turns of sessions that have no place here, the most urgent first."""
-        placed = self.placed_sessions()
         cold = (
             turn
             for turn, waiter in self._waiting.items()
             if turn.state == "waiting"
             and not waiter.future.done()
-            and turn.arrival.session not in placed
+            and not self.scheduler.has_place(turn.arrival.session)
         )
         return nsmallest(MAX_OFFERED_TURNS, cold, key=_urgency)
 
@@ -155,7 +171,7 @@ class SessionQueue:
         moved = self.scheduler.arrive(turn.arrival, now)
         if moved.state == "waiting":
             self.scheduler.cancel(moved, now)
-            if session not in self.placed_sessions():
+            if not self.scheduler.has_place(session):
                 self.scheduler.release(session, now)
             return False
         moved.arrived_at = turn.arrived_at
@@ -172,14 +188,6 @@ class SessionQueue:
         if all(one.arrival.session != session for one in self._waiting):
             self.scheduler.release(session, now)
         self.dispatch()
-
-    def placed_sessions(self) -> set[str]:
-        """Return the sessions that have a place."""
-        return {
-            state.session
-            for state in self.scheduler.sessions(_now())
-            if state.tokens or state.status == "running"
-        }
 
     def _wake(self, turn: Turn, now: float) -> None:
         self._report(turn, now)

@@ -83,6 +83,11 @@ class SessionScheduler:
         known = self._sessions.get(session)
         return known is not None and known.has_turns
 
+    def has_place(self, session: str) -> bool:
+        """Return whether a session has a place, or is running."""
+        known = self._sessions.get(session)
+        return known is not None and (known.tokens > 0 or known.running > 0)
+
     def arrive(self, arrival: TurnArrival, now: float, *, is_started: bool = False) -> Turn:
         """Add a turn. It runs if no turn waits and there is room; otherwise it waits.
 
