@@ -37,7 +37,11 @@ MAX_ATTEMPTS = 3
 _DEBUG_HEADERS = {"x-dovetail-debug": "prefix"}
 
 
-class EndpointFailedError(CompareError):
+class RunAbortedError(CompareError):
+    """Raised if the experiment cannot be continued; finished runs are stored."""
+
+
+class EndpointFailedError(RunAbortedError):
     """Raised if the endpoint of a profile fails in every attempt of a run."""
 
 
@@ -63,11 +67,13 @@ class ExperimentRunner:
     _restart_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def run(self, pairs: Sequence[PlannedPair], jobs: int) -> None:
-        """Run what is not finished. Raises EndpointFailedError; finished runs are stored."""
+        """Run what is not finished. Raises RunAbortedError; finished runs are stored."""
         remaining = (pair for pair in pairs if not all(one.key in self.finished for one in pair))
         workers = [asyncio.create_task(self._work(remaining)) for _ in range(jobs)]
         try:
             await asyncio.gather(*workers)
+        except OSError as error:
+            raise RunAbortedError(f"a run could not be prepared or stored: {error}") from error
         finally:
             for worker in workers:
                 worker.cancel()
@@ -197,7 +203,7 @@ async def _build_record(
         **asdict(planned), status="completed", wall_seconds=result.seconds, **measures
     )
     try:
-        problem = await asyncio.to_thread(request.task.check, request.work_dir)
+        problem = await request.task.check(request.work_dir)
     except CheckError as error:
         return msgspec.structs.replace(record, status="failed", problem=str(error))
     if problem is None:

@@ -5,24 +5,25 @@ works on) and `check.py`, which is run in the workspace after the agent: its exi
 task is solved, and 1 with the reason on its standard output if not.
 """
 
+import asyncio
 import fnmatch
 import shutil
-import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from dovetail.compare.task_checks import CheckResult, run_check
+
 DEFAULT_TASKS = Path(__file__).parent / "tasks"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 CHECK_TIMEOUT_SECONDS = 60.0
 _MAX_PROBLEM_CHARS = 300
+_CONCURRENT_CHECKS = 2
 
 
 class CompareError(Exception):
@@ -56,28 +57,41 @@ class CodingTask:
         """Copy the files to work on to a folder that does not exist yet."""
         shutil.copytree(self.folder / "workspace", folder)
 
-    def check(self, workspace: Path, timeout: float = CHECK_TIMEOUT_SECONDS) -> str | None:
+    async def check(
+        self, workspace: Path, max_seconds: float = CHECK_TIMEOUT_SECONDS
+    ) -> str | None:
         """Return why the task is not solved, or None. Raises `CheckError`."""
-        command = [sys.executable, "-I", str(self.folder / "check.py")]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=workspace,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=timeout,
-                check=False,
+        result = await run_check(self.folder / "check.py", workspace, max_seconds)
+        self._require_result(result)
+        if result.status is None:
+            return _describe_timeout(max_seconds)
+        return result.output[:_MAX_PROBLEM_CHARS] if result.status else None
+
+    async def verify_check(self, max_seconds: float = CHECK_TIMEOUT_SECONDS) -> None:
+        """Require that the check reports the unchanged workspace as unsolved."""
+        with tempfile.TemporaryDirectory(prefix="dovetail-compare-") as scratch:
+            workspace = Path(scratch) / "work"
+            try:
+                self.copy_workspace(workspace)
+            except OSError as error:
+                raise CompareError(
+                    f"cannot copy the workspace of task {self.id!r}: {error}"
+                ) from error
+            result = await run_check(self.folder / "check.py", workspace, max_seconds)
+        self._require_result(result)
+        if result.status is None:
+            raise CheckError(
+                f"{_describe_timeout(max_seconds)} in the unchanged workspace of task {self.id!r}"
             )
-        except subprocess.TimeoutExpired:
-            return f"check.py did not finish within {timeout:g} seconds"
-        reason = done.stdout.strip()
-        if done.returncode == 0:
-            return None
-        if done.returncode == 1 and reason:
-            return reason[:_MAX_PROBLEM_CHARS]
-        raise CheckError(f"check.py of task {self.id!r} {_describe_crash(done)}")
+        if result.status == 0:
+            raise CheckError(
+                f"check.py of task {self.id!r} reports the unchanged workspace as solved"
+            )
+
+    def _require_result(self, result: CheckResult) -> None:
+        if result.failure is not None:
+            failure = result.failure[:_MAX_PROBLEM_CHARS]
+            raise CheckError(f"check.py of task {self.id!r} {failure}")
 
     def digest(self) -> str:
         """Return a hash of all files, to recognize a task that was changed."""
@@ -96,32 +110,36 @@ def load_tasks(folder: Path, patterns: Sequence[str] = ()) -> tuple[CodingTask, 
         folders = sorted(one for one in folder.resolve().iterdir() if _may_be_task(one))
     except OSError as error:
         raise CompareError(f"cannot read the task folder {folder}: {error.strerror}") from error
+    if (folder / "task.toml").is_file():
+        raise CompareError(
+            f"{folder} is a task: pass the folder that contains it, and select it with --only"
+        )
     if not folders:
         raise CompareError(
             f"there are no tasks in {folder}: a task is a folder with task.toml, check.py and "
             "workspace/"
         )
+    for pattern in patterns:
+        if not fnmatch.filter((one.name for one in folders), pattern):
+            names = ", ".join(one.name for one in folders)
+            raise CompareError(f"--only {pattern} matches no task; the tasks are {names}")
     selected = [one for one in folders if _matches(one.name, patterns)]
-    if not selected:
-        names = ", ".join(one.name for one in folders)
-        raise CompareError(f"--only matches no task; the tasks are {names}")
     return tuple(map(_load_task, selected))
 
 
 def verify_checks(tasks: Iterable[CodingTask]) -> None:
     """Check that every task is unsolved at first. Raises CompareError for a defective check."""
-    with ThreadPoolExecutor(2) as executor:
-        list(executor.map(_verify_check, tasks))
+    asyncio.run(_verify_checks(tasks))
 
 
-def _verify_check(task: CodingTask) -> None:
-    with tempfile.TemporaryDirectory(prefix="dovetail-compare-") as scratch:
-        workspace = Path(scratch) / "work"
-        task.copy_workspace(workspace)
-        if task.check(workspace) is None:
-            raise CompareError(
-                f"check.py of task {task.id!r} reports the unchanged workspace as solved"
-            )
+async def _verify_checks(tasks: Iterable[CodingTask]) -> None:
+    limit = asyncio.Semaphore(_CONCURRENT_CHECKS)
+
+    async def verify(task: CodingTask) -> None:
+        async with limit:
+            await task.verify_check()
+
+    await asyncio.gather(*map(verify, tasks))
 
 
 def _may_be_task(path: Path) -> bool:
@@ -156,10 +174,5 @@ def _load_task(folder: Path) -> CodingTask:
     )
 
 
-def _describe_crash(done: "subprocess.CompletedProcess[str]") -> str:
-    last_line = (done.stderr.strip().splitlines() or ["no message"])[-1][:_MAX_PROBLEM_CHARS]
-    if done.returncode < 0:
-        return f"was ended by signal {-done.returncode}: {last_line}"
-    if done.returncode == 1:
-        return f"crashed: {last_line}"
-    return f"exited with status {done.returncode}, expected 0 or 1: {last_line}"
+def _describe_timeout(seconds: float) -> str:
+    return f"check.py did not finish within {seconds:g} seconds"
