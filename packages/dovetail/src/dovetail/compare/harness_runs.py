@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -26,6 +26,8 @@ from dovetail.launch.runner import build_proxy_bypass, find_executable
 
 BUILTIN = "builtin"
 _KILL_DELAY_SECONDS = 5.0
+_KILL_ROUND_SECONDS = 0.05
+_MAX_KILL_ROUNDS = 20  # a process may start others while it is ended
 #: The arguments that run one prompt, without questions. The prompt follows them.
 _PROMPT_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "claude": (
@@ -179,12 +181,13 @@ async def run_harness(request: HarnessRequest, log_path: Path) -> HarnessResult:
         except TimeoutError:
             status = None
         finally:
-            await asyncio.shield(_end_process_group(process))
-        return HarnessResult(status, clock() - started)
+            seconds = clock() - started
+            await asyncio.shield(_end_processes(process, request.folder))
+        return HarnessResult(status, seconds)
 
 
-async def _end_process_group(process: asyncio.subprocess.Process) -> None:
-    """End the harness and the commands that it started."""
+async def _end_processes(process: asyncio.subprocess.Process, folder: Path) -> None:
+    """End the harness and the commands that it started, also those in sessions of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -195,6 +198,24 @@ async def _end_process_group(process: asyncio.subprocess.Process) -> None:
             continue
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for _ in range(_MAX_KILL_ROUNDS):
+        left = _find_processes(folder)
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        await asyncio.sleep(_KILL_ROUND_SECONDS)
+
+
+def _find_processes(folder: Path) -> list[int]:
+    """Return the processes whose environment names the scratch folder of a run. Linux only."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if os.fsencode(folder) in environ.read_bytes():
+                found.append(int(environ.parent.name))
+    return found
 
 
 def _build_builtin_plan(request: HarnessRequest) -> LaunchPlan:
@@ -216,12 +237,13 @@ def _build_builtin_plan(request: HarnessRequest) -> LaunchPlan:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a scratch folder, also if a task has made parts of it read-only."""
-
-    def retry(function: Callable[..., object], path: str, _error: object) -> None:
-        with suppress(OSError):
-            os.chmod(Path(path).parent, 0o700)
-            os.chmod(path, 0o700)
-            function(path)
-
-    shutil.rmtree(folder, onerror=retry)
+    """Remove a scratch folder, also if a task has withdrawn permissions in it."""
+    with suppress(OSError):
+        folder.chmod(0o700)
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(OSError):
+                if not path.is_symlink():
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
