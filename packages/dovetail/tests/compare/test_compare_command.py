@@ -1,5 +1,6 @@
 """`dovetail compare` with the built-in agent and scripted models: results, resumption, failures."""
 
+import fcntl
 import json
 import os
 import signal
@@ -165,13 +166,38 @@ def test_check_that_crashes_after_a_run_is_reported(tmp_path: Path) -> None:
 
 def test_agent_that_does_not_end_is_stopped(tmp_path: Path) -> None:
     write_task(tmp_path / "tasks", "endless", timeout_seconds=2)
-    sleeping = [{"text": call_text("echo done > result.txt; sleep 100")}]
+    pids = tmp_path / "pids"
+    sleeping = [{"text": call_text(f"echo done > result.txt; echo $$ >> {pids}; sleep 100")}]
     profile = write_profile(tmp_path / "profile", sleeping)
     ended = run_compare(tmp_path, profile, profile)
     assert ended.status == 0, ended.err
+    commands = pids.read_text().split()
+    assert len(commands) == 2
+    assert not [pid for pid in commands if Path(f"/proc/{pid}/cwd").exists()]  # none runs on
     for one in read_records(tmp_path / "out"):
         assert one.solved  # the check decides
         assert one.tool_calls == {"run_command": 1}
+
+
+def test_results_that_cannot_be_stored_abort_the_experiment(tmp_path: Path, solving: Path) -> None:
+    (tmp_path / "out" / "logs" / "two.0.a.log").mkdir(parents=True)
+    ended = run_compare(tmp_path, solving, solving)
+    assert ended.status == 3, ended.err
+    assert "a run could not be prepared or stored: [Errno 21] Is a directory" in ended.err
+    assert "Finished runs are kept" in ended.err
+    (tmp_path / "out" / "logs" / "two.0.a.log").rmdir()
+    ended = run_compare(tmp_path, solving, solving)
+    assert ended.status == 0, ended.err
+    assert len(read_records(tmp_path / "out")) == 4
+
+
+def test_folder_that_another_process_uses_is_refused(tmp_path: Path, solving: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = run_compare(tmp_path, solving, solving)
+    assert ended.status == 2
+    assert f"another process runs the experiment in {tmp_path / 'out'}" in ended.err
 
 
 def test_other_plan_in_the_folder_is_refused(tmp_path: Path, solving: Path) -> None:

@@ -1,5 +1,6 @@
 """The folder of an experiment: nothing finished is lost, and other plans are refused."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -132,3 +133,30 @@ def test_requests_are_stored(tmp_path: Path) -> None:
     assert store.read_requests("t.0.a") == requests
     assert store.read_requests("t.0.b") is None
     store.close()
+
+
+def test_record_that_could_be_written_only_in_part_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ExperimentStore(tmp_path)
+    store.open(PLAN)
+    store.append(record())
+    write = os.write
+
+    def write_part(file: int, data: bytes) -> int:
+        write(file, data[:20])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write_part)
+    with pytest.raises(OSError, match="No space left"):
+        store.append(record("u", "a", 2))
+    monkeypatch.setattr(os, "write", write)
+    store.append(record("u", "b", 3))
+    store.close()
+    assert [(one.task, one.profile) for one in read_records(tmp_path)] == [("t", "a"), ("u", "b")]
+
+
+def test_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompareError, match=r"cannot write to --out .*file: File exists"):
+        ExperimentStore(tmp_path / "file").open(PLAN)

@@ -18,7 +18,7 @@ from dovetail.compare.planning import plan_pairs
 from dovetail.compare.profiles import load_profile
 from dovetail.compare.records import Experiment, ProfileName, RunRecord
 from dovetail.compare.report import build_report, render_html, render_terminal, to_report_json
-from dovetail.compare.runner import EndpointFailedError, ExperimentRunner
+from dovetail.compare.runner import ExperimentRunner, RunAbortedError
 from dovetail.compare.store import ExperimentStore, PlanFile, read_records
 from dovetail.compare.task_set import (
     DEFAULT_TASKS,
@@ -31,7 +31,7 @@ from dovetail.telemetry.log import configure_logging
 
 FAILED_RUNS_STATUS = 1
 SETUP_ERROR_STATUS = 2
-ENDPOINT_FAILED_STATUS = 3
+ABORTED_STATUS = 3
 INTERRUPTED_STATUS = 130
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -48,7 +48,8 @@ def compare(  # noqa: PLR0913 - each is a flag
     ] = "",
     b: Annotated[str, typer.Option("--b", metavar="PROFILE", help="Second profile.")] = "",
     tasks: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder with tasks. Default: the built-in tasks.")
+        Path,
+        typer.Option(metavar="DIR", help="Folder with tasks.", show_default="the built-in tasks"),
     ] = DEFAULT_TASKS,
     only: Annotated[
         list[str] | None,
@@ -74,8 +75,8 @@ def compare(  # noqa: PLR0913 - each is a flag
     Runs each task under both profiles, in random order, and tests the differences between the runs
     of each pair. The agent runs commands on this machine without confirmation: use a container. The
     exit status is 0 if all runs were measured, whatever the result; 1 if some runs could not be
-    measured; 2 if nothing could be run; 3 if an endpoint failed repeatedly; 130 after Ctrl-C.
-    Finished runs are kept in every case: the same command continues.
+    measured; 2 if nothing could be run; 3 if an endpoint failed repeatedly or results could not be
+    stored; 130 after Ctrl-C. Finished runs are kept in every case: the same command continues.
     """
     configure_logging(level="error")
     try:
@@ -87,11 +88,11 @@ def compare(  # noqa: PLR0913 - each is a flag
         if not a or not b:
             raise CompareError("--a and --b are required; each is a TOML file or key=value,...")
         failed = _run(harness, (a, b), selected, (runs, jobs, seed), out)
-    except EndpointFailedError as error:
+    except RunAbortedError as error:
         fail(
             "compare",
             f"{error}. Finished runs are kept in {out}; the same command continues",
-            ENDPOINT_FAILED_STATUS,
+            ABORTED_STATUS,
         )
     except (CompareError, OSError) as error:
         fail("compare", str(error), SETUP_ERROR_STATUS)
@@ -149,8 +150,10 @@ def _run(
                     finished,
                     lambda record: _show(bar, shown, record),
                 )
-                # SIGTERM like Ctrl-C: the harness must not stay behind.
-                signal.signal(signal.SIGTERM, _interrupt)
+                # Like Ctrl-C: the harness must not stay behind.
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` does
+                        signal.signal(number, _interrupt)
                 asyncio.run(runner.run(pairs, jobs))
         found = read_records(out)
         _write_report(experiment, found, out)

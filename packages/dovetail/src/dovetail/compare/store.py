@@ -43,11 +43,15 @@ class ExperimentStore:
     def open(self, plan: PlanFile) -> dict[RunKey, RunRecord]:
         """Write the plan, or compare it with the one that is there. Returns the finished runs.
 
-        Raises CompareError if the folder belongs to another plan or another process uses it.
+        Raises CompareError if the folder cannot be written, belongs to another plan, or another
+        process uses it.
         """
-        for folder in (self.folder, self.log_dir, self.folder / "requests"):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            for folder in (self.folder, self.log_dir, self.folder / "requests"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise CompareError(f"cannot write to --out {self.folder}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -66,9 +70,14 @@ class ExperimentStore:
     def append(self, record: RunRecord) -> None:
         """Add the record of a finished run. It is on the disk when this returns."""
         data = msgspec.json.encode(record) + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        size = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)  # a part of a line would damage the next one
+            raise
 
     def write_requests(self, name: str, requests: Sequence[SessionRequest]) -> None:
         """Store the requests of a run, for the comparison with the other run of its pair."""
