@@ -51,6 +51,8 @@ def test_store_and_names_of_the_profile_are_used() -> None:
         ("ledgr=off", "unknown key 'ledgr'; did you mean 'ledger'?"),
         ("model=m,http_port=80", "'http_port' cannot be set in a profile"),
         ("url=http://h,engine=vllm", "engine cannot be combined with url"),
+        ("url=http://h,ledger=off", "ledger cannot be combined with url"),
+        ("engine=vllm,engine_url=http://a,engine_url=http://b", "engine_url is set twice"),
         ("alias=x", "set url, or settings of a server"),
         ("nothing", "neither a TOML file nor a list of key=value"),
         ("missing.toml", "cannot read the profile missing.toml"),

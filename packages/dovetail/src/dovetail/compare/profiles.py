@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def build_profile(values: Mapping[str, Any], origin: str) -> Profile:
         loaded = load_config(settings, {CONFIG_FILE_ENV: ""})
     except (msgspec.ValidationError, ConfigError) as error:
         raise CompareError(f"profile {origin}: {error}") from error
-    _validate(parsed, settings, origin)
+    _validate(parsed, [name for name in named if name not in option_names], origin)
     return Profile(settings=loaded, values=named, **msgspec.structs.asdict(parsed))
 
 
@@ -137,7 +137,7 @@ def _require_setting(name: str, setting: str, origin: str) -> None:
     raise CompareError(f"profile {origin}: unknown key {name!r}{hint}")
 
 
-def _validate(options: _Options, settings: Mapping[str, Any], origin: str) -> None:
+def _validate(options: _Options, settings: Sequence[str], origin: str) -> None:
     if options.url is not None and settings:
         names = ", ".join(sorted(settings))
         raise CompareError(
@@ -172,11 +172,16 @@ def _parse_pairs(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
+        name = name.strip()
+        if not equals or not name:
             raise CompareError(
                 f"profile {text!r} is neither a TOML file nor a list of key=value: {pair!r}"
             )
-        values[name.strip()] = value.strip()
+        if name in values:
+            raise CompareError(
+                f"profile {text!r}: {name} is set twice; use a TOML file for a list of values"
+            )
+        values[name] = value.strip()
     return values
 
 
