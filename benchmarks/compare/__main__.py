@@ -1,8 +1,9 @@
 """Run experiments whose true effect is known: `python -m benchmarks.compare OUT [NAME...]`.
 
 Each runs the real harness on a stand-in model behind Dovetail. The records and reports are in
-OUT/NAME, with the plots as SVG files; finished experiments are not run again. Prints a Markdown
-table of the results.
+OUT/NAME, with the plots as SVG files; finished experiments are not run again. Prints Markdown
+tables of the results. The random calls of the stand-in are known from its seed, so that the effect
+without them is known exactly.
 """
 
 import json
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from benchmarks.compare.stand_in import FOLLOW_UP
+from benchmarks.compare.stand_in import FOLLOW_UP, draw_random_calls
+from dovetail.compare.measures import format_amount, format_interval, format_p
 from dovetail.compare.plots import PlotsUnavailable, render_plots
 from dovetail.compare.report import build_report
 from dovetail.compare.store import read_plan, read_records
@@ -27,6 +30,13 @@ HARNESSES = Path(os.environ.get("DOVETAIL_HARNESSES") or ROOT / ".cache" / "harn
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
 NO_EFFECT = "none"
 _KEEPS_LOOP = "loop.index0 > ns.last_query_index"
+#: A template without any reasoning would not do: Dovetail then writes the reasoning itself.
+_DROPS_LOOP = f"{_KEEPS_LOOP} and not message.tool_calls"
+_DROPPING_TEMPLATE = "without-loop-reasoning.jinja"
+_TABLE_MEASURES = (
+    "tool calls", "turns", "prompt tokens", "new tokens", "cached tokens", "re-prefilled tokens",
+    "reasoning tokens", "time to first token",
+)  # fmt: skip
 LONG_OUTPUT = ("--long-output", "8000")  # 38,894 characters
 
 
@@ -41,6 +51,11 @@ class KnownExperiment:
     b: Mapping[str, Any]
     truth: str
     only: tuple[str, ...] = field(default=())
+
+    @property
+    def seed(self) -> int:
+        """The seed of the stand-in: each experiment has random calls of its own."""
+        return zlib.crc32(self.name.encode())
 
 
 def _sensitive(*names: str) -> tuple[str, ...]:
@@ -78,14 +93,17 @@ EXPERIMENTS = (
         {**LAB, "catalog": False},
         "+1",
     ),
-    KnownExperiment(
-        "codex-interleaving",
-        "codex",
-        _sensitive("reasoning"),
-        # With the ledger, both templates would get the tokens that the model generated.
-        {**LAB, "ledger": "off"},
-        {**LAB, "ledger": "off", "template": "without-reasoning.jinja"},
-        "+1",
+    *(
+        KnownExperiment(
+            f"{harness}-interleaving",
+            harness,
+            _sensitive("reasoning"),
+            # With the ledger, both templates would get the tokens that the model generated.
+            {**LAB, "ledger": "off"},
+            {**LAB, "ledger": "off", "template": _DROPPING_TEMPLATE},
+            "+1",
+        )
+        for harness in ("codex", "claude")
     ),
     KnownExperiment(
         "claude-null", "claude", (*_sensitive("truncation", "tools"),), LAB, LAB, NO_EFFECT
@@ -130,6 +148,17 @@ EXPERIMENTS = (
         "ledger-claude", "claude", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"},
         NO_EFFECT,
     ),
+    *(
+        KnownExperiment(
+            f"ledger-interleaving-{harness}",
+            harness,
+            _sensitive("reasoning"),
+            {**LAB, "template": _DROPPING_TEMPLATE},
+            {**LAB, "template": _DROPPING_TEMPLATE, "ledger": "off"},
+            "+1",
+        )
+        for harness in ("codex", "claude")
+    ),
     KnownExperiment(
         "retention",
         "builtin",
@@ -152,17 +181,20 @@ EXPERIMENTS = (
 def main(arguments: Sequence[str]) -> int:
     out = Path(arguments[0]).absolute()
     names = arguments[1:] or [one.name for one in EXPERIMENTS]
-    rows = []
+    rows, tables = [], []
     for experiment in EXPERIMENTS:
         if experiment.name in names:
             print(f"== {experiment.name}", file=sys.stderr, flush=True)
             if status := run_experiment(experiment, out):
                 return status
-            rows.append(_format_row(experiment, out / experiment.name / "report.json"))
+            rows.append(_format_row(experiment, out / experiment.name))
+            tables.append(_format_measures(experiment, out / experiment.name))
             _write_plots(out / experiment.name)
-    print("| experiment | harness | true effect | a | b | b - a | 95 % interval | p | verdict |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| experiment | harness | true effect | a | b | b - a | 95 % interval | p | verdict | "
+          "b - a without the random calls |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
+    print("\n".join(tables))
     return 0
 
 
@@ -174,8 +206,7 @@ def run_experiment(experiment: KnownExperiment, out: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model = _create_model(out / "model")
-    seed = str(zlib.crc32(experiment.name.encode()))  # each experiment has random calls of its own
-    with _stand_in(model, (*experiment.stand_in, "--seed", seed)) as url:
+    with _stand_in(model, (*experiment.stand_in, "--seed", str(experiment.seed))) as url:
         server = {"engine": "vllm", "engine_url": url, "model": str(model)}
         a, b = (
             _write_profile(folder / f"profile-{name}.toml", {**server, **profile}, model)
@@ -217,14 +248,14 @@ def _stand_in(model: Path, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _create_model(folder: Path) -> Path:
-    """Create a model folder without weights, and a template that drops all reasoning."""
+    """Create a model folder without weights, and a template that drops the loop's reasoning."""
     if not folder.is_dir():
         shutil.copytree(TOKENIZER, folder)
         config = {"max_position_embeddings": 200_000, "model_type": "qwen3"}
         (folder / "config.json").write_text(json.dumps(config))
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     assert _KEEPS_LOOP in template
-    (folder / "without-reasoning.jinja").write_text(template.replace(_KEEPS_LOOP, "false"))
+    (folder / _DROPPING_TEMPLATE).write_text(template.replace(_KEEPS_LOOP, _DROPS_LOOP))
     return folder
 
 
@@ -248,8 +279,8 @@ def _toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _format_row(experiment: KnownExperiment, path: Path) -> str:
-    report = json.loads(path.read_text())
+def _format_row(experiment: KnownExperiment, folder: Path) -> str:
+    report = json.loads((folder / "report.json").read_text())
     calls = report["measures"][0]
     effect = calls["effect"]
     low, high = effect["interval"] or (None, None)
@@ -259,8 +290,43 @@ def _format_row(experiment: KnownExperiment, path: Path) -> str:
         *(experiment.name, experiment.harness, experiment.truth),
         *(f"{effect['mean_a']:.2f}", f"{effect['mean_b']:.2f}", f"{effect['difference']:+.2f}"),
         *(interval, p_value, calls["verdict"]),
+        f"{measure_exact_effect(experiment, folder):+.2f}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def measure_exact_effect(experiment: KnownExperiment, folder: Path) -> float:
+    """Return b - a of the tool calls without the random calls of the stand-in.
+
+    The stand-in draws them in the order of the runs.
+    """
+    random = Random(experiment.seed)
+    totals = {"a": 0, "b": 0}
+    records = read_records(folder)
+    for record in records:
+        totals[record.profile] += record.total_tool_calls - draw_random_calls(random)
+    return (totals["b"] - totals["a"]) / (len(records) / 2)
+
+
+def _format_measures(experiment: KnownExperiment, folder: Path) -> str:
+    """Return a table of the measures of the serving path."""
+    report = json.loads((folder / "report.json").read_text())
+    lines = ["", f"{experiment.name}:", ""]
+    lines += ["| measure | a | b | b - a | 95 % interval | corrected p | verdict |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for measure in report["measures"]:
+        if measure["name"] in _TABLE_MEASURES:
+            effect, unit = measure["effect"], measure["unit"]
+            cells = (
+                measure["name"],
+                *(format_amount(effect[key], unit) for key in ("mean_a", "mean_b")),
+                format_amount(effect["difference"], unit, signed=True),
+                format_interval(effect["interval"], unit),
+                format_p(measure["corrected_p"]) if measure["tested"] else "not tested",
+                measure["verdict"],
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,13 @@ class StandInModel(ReplySelector):
         """Return a random number, drawn for the first prompt of a run."""
         head, _, rest = prompt.partition("<|im_start|>assistant\n")
         if not rest.strip() or head not in self._looks:
-            self._looks[head] = self._random.randrange(_MAX_RANDOM_LOOKS)
+            self._looks[head] = draw_random_calls(self._random)
         return self._looks[head]
+
+
+def draw_random_calls(random: Random) -> int:
+    """Return the number of random calls of the next run."""
+    return random.randrange(_MAX_RANDOM_LOOKS)
 
 
 def _assistant_turns(prompt: str) -> list[str]:

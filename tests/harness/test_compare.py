@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.compare.__main__ import EXPERIMENTS, TOKENIZER, run_experiment
+from benchmarks.compare.__main__ import (
+    EXPERIMENTS,
+    TOKENIZER,
+    measure_exact_effect,
+    run_experiment,
+)
 from client_sandbox import PROGRAMS
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(300)]
@@ -41,8 +46,20 @@ def test_known_effect_is_found(name: str, path: str, tmp_path: Path) -> None:
     assert (calls["name"], calls["verdict"]) == ("tool calls", "higher")
     low, high = calls["effect"]["interval"]
     assert low <= 2 <= high
+    assert measure_exact_effect(KNOWN[name], tmp_path / name) == 2
     assert report["differences"]
     assert all(one["path"].startswith(path) for one in report["differences"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["codex-interleaving", "claude-interleaving", "ledger-interleaving-codex"],
+)
+def test_reasoning_between_calls_has_the_known_effect(name: str, tmp_path: Path) -> None:
+    """One more call if the reasoning of earlier turns is not shown: too few tasks for a test."""
+    report = run(name, tmp_path)
+    assert measure_exact_effect(KNOWN[name], tmp_path / name) == 1
+    assert report["differences"] == []  # the client sends the same
 
 
 @pytest.mark.parametrize("name", ["codex-null", "claude-null"])
@@ -50,4 +67,5 @@ def test_equal_profiles_show_no_difference(name: str, tmp_path: Path) -> None:
     report = run(name, tmp_path)
     calls = report["measures"][0]
     assert (calls["name"], calls["verdict"]) == ("tool calls", "no difference shown")
+    assert measure_exact_effect(KNOWN[name], tmp_path / name) == 0
     assert report["differences"] == []  # the requests are equal while the outputs are
