@@ -20,6 +20,12 @@ except ImportError:  # before 0.12
 DEFAULT_ARGUMENTS: Mapping[str, str] = {"scheduling_policy": "priority"}
 
 
+_SWITCH_VALUES: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
 class InvalidArgument(Exception):
     """An option that vLLM does not have or whose value it rejects."""
 
@@ -40,17 +46,41 @@ def parse_engine_args(model: str, options: Mapping[str, str]) -> Any:
 
 
 def _to_flags(parser: Any, name: str, value: str) -> list[str]:
-    """Return an option as a command line: switches have no value, lists have several."""
-    flag = "--" + name.replace("_", "-")
-    action = parser._option_string_actions.get(flag)
-    if action is None:
-        raise InvalidArgument(f"vLLM has no engine argument {name!r}")
-    if action.nargs == 0:
-        negative = "--no-" + flag.removeprefix("--")
-        return [flag if value.lower() in ("1", "true", "yes", "on") else negative]
-    if action.nargs in ("+", "*") and value.startswith("["):
-        return [flag, *(str(one) for one in json.loads(value))]
+    """Return an option as a command line: switches have no value, lists have several.
+
+    A dot selects a field of a structured argument, as on vLLM's command line.
+    """
+    head, dot, field = name.partition(".")
+    flag = "--" + head.replace("_", "-")
+    known = parser._option_string_actions
+    if flag not in known:
+        raise InvalidArgument(f"vLLM has no engine argument {head!r}")
+    if dot:
+        return [f"{flag}.{field}", value]
+    if known[flag].nargs == 0:
+        return _to_switch(known, flag, name, value)
+    if known[flag].nargs in ("+", "*") and value.startswith("["):
+        return [flag, *_parse_list(name, value)]
     return [flag, value]
+
+
+def _to_switch(known: Mapping[str, Any], flag: str, name: str, value: str) -> list[str]:
+    wanted = _SWITCH_VALUES.get(value.lower())
+    if wanted is None:
+        raise InvalidArgument(f"the engine argument {name} must be true or false, got {value!r}")
+    if wanted:
+        return [flag]
+    negative = "--no-" + flag.removeprefix("--")
+    return [negative] if negative in known else []  # some can only be switched on
+
+
+def _parse_list(name: str, value: str) -> list[str]:
+    try:
+        return [str(one) for one in json.loads(value)]
+    except ValueError as error:
+        raise InvalidArgument(
+            f"the engine argument {name} must be a JSON list, got {value!r}"
+        ) from error
 
 
 class VllmChildConfig(msgspec.Struct, frozen=True):
