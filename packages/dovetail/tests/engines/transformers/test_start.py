@@ -252,6 +252,7 @@ def test_torch_missing_in_the_configured_interpreter(tmp_path: Path) -> None:
         ("#!/bin/sh\nexit 4\n", r"transformers exited with status 4"),
         ("#!/bin/sh\necho 'SomeError: bad' >&2\nexit 1\n", r"exited with status 1: SomeError: bad"),
         ('#!/bin/sh\necho \'{"error": "no weights"}\'\n', "no weights"),
+        ('#!/bin/sh\ncat <<\'X\'\n{"error": "\\nunknown\\nadvice"}\nX\n', "unknown$"),
     ],
 )
 def test_invalid_interpreters(tmp_path: Path, text: str, message: str) -> None:

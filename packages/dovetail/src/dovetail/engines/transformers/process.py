@@ -46,8 +46,11 @@ class TransformersProcess(StepProcess):
                 )
 
     def describe_failure(self, error: str | None) -> str:
-        """Describe why the model was not loaded, with what to install if a module is missing."""
-        reason = error or self.describe_exit()
+        """Describe why the model was not loaded, with what to install if a module is missing.
+
+        The first line of the library's errors has the reason; the others are advice.
+        """
+        reason = (error or self.describe_exit()).strip().partition("\n")[0]
         if reason.startswith("No module named"):
             reason += f" ({install_command('transformers')}, {INTERPRETER_HINT})"
         return f"transformers cannot serve {self._model}: {reason}"
