@@ -161,7 +161,17 @@ def test_endpoint_that_rejects_every_request() -> None:
     exchanges = decode_exchanges(
         [exchange(1, [PROMPT], status=400), exchange(2, [PROMPT], status=400)]
     )
-    assert describe_failure(exchanges) == "the endpoint returned HTTP 400"
+    assert (describe_failure(exchanges) or "").startswith("the endpoint returned HTTP 400: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(400, "HTTP 400: The prompt is too long."), (401, "HTTP 401")],  # 401 may quote the key
+)
+def test_reason_of_a_rejection_is_reported(status: int, message: str) -> None:
+    response = json.dumps({"error": {"message": "The prompt is too long."}}).encode()
+    exchanges = decode_exchanges([exchange(1, [PROMPT], status=status, response=response)])
+    assert describe_failure(exchanges) == f"the endpoint returned {message}"
 
 
 def test_harness_that_sends_nothing() -> None:

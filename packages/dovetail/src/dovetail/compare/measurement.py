@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from dovetail.compare.differences import SessionRequest, normalize
+from dovetail.engines.openai.errors import parse_rejection
 from dovetail.http.diagnostics import DIAGNOSTICS_HEADER
 from dovetail.watch.decoder import DecodedExchange, decode_exchange
 from dovetail.watch.exchange import CapturedExchange
@@ -116,13 +117,21 @@ def describe_failure(exchanges: Sequence[DecodedExchange]) -> str | None:
         return "the endpoint closed the connection without a response"
     never_responded = all(one.exchange.has_failed for one in session)
     if last.status >= 500 or last.status in (401, 403, 404, 429) or never_responded:
-        return f"the endpoint returned HTTP {last.status}"
+        return _describe_rejection(last)
     if last.has_failed:  # such as a prompt that is too long: part of the agent's behavior
         return None
     if last.truncated:
         return "the endpoint closed the connection during a response"
     failure = session[-1].response.message.failure
     return f"the endpoint reported: {failure.message}" if failure is not None else None
+
+
+def _describe_rejection(exchange: CapturedExchange) -> str:
+    """Return the status and the reason, but none for an invalid key: some servers quote the key."""
+    text = f"the endpoint returned HTTP {exchange.status}"
+    if exchange.status in (401, 403):
+        return text
+    return f"{text}: {parse_rejection(exchange.status, exchange.response).message}"
 
 
 def to_session_requests(
