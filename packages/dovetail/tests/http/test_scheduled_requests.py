@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,7 +81,7 @@ def test_cancel_ends_the_wait_of_a_background_response() -> None:
     run(scene)
 
 
-def test_all_choices_wait_and_end() -> None:
+def test_all_choices_wait_and_end(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         async with full_cache() as (stage, sessions, go_on):
             headers = {"x_api_key": ADMIN, "x_dynamo_session_id": "one"}
@@ -92,7 +93,10 @@ def test_all_choices_wait_and_end() -> None:
             assert len(stage.engine.requests) == 4
             assert scheduler_of(sessions).running_turns == 0
 
-    run(scene)
+    with caplog.at_level(logging.INFO, "dovetail.routing.session_queue"):
+        run(scene)
+    resumed = [vars(one)["fields"] for one in caplog.records if one.msg == "session_resumed"]
+    assert [one["session"].split("#")[0] for one in resumed] == ["one"] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ RetainFunction = Callable[[str, float], None]
 MoveCallback = Callable[["SessionQueue", Turn], None]
 #: So many waiting turns of a replica are offered to another one at once.
 MAX_OFFERED_TURNS = 16
+MAX_LOGGED_CHARS = 200
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +201,7 @@ class SessionQueue:
         self._stats.waits.add(waited)
         fields = {
             "replica": self.replica,
+            "session": turn.arrival.session[:MAX_LOGGED_CHARS],
             "wait_ms": round(waited * 1000),
             "prompt_tokens": turn.arrival.prompt_tokens,
         }
