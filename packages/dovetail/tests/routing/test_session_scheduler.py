@@ -255,9 +255,10 @@ def test_tenant_below_its_share_waits_for_a_quarter_of_the_time() -> None:
     one = scheduler()
     turns = [arrive(one, f"a{n}", 100, tenant="a") for n in range(10)]
     b = arrive(one, "b", 100, 0.0, tenant="b")
-    one.finish(turns[0], TurnEnd(100, BASH), 29.0)
-    assert one.admit(29.0) == []
+    one.finish(turns[0], TurnEnd(100, BASH), 29.5)  # its place is held until 30.5
+    assert one.admit(29.5) == []
     assert one.admit(30.0) == [b]
+    assert one.counters.rotated == 1
 
 
 def test_unknown_capacity_admits_everything() -> None:
@@ -280,6 +281,15 @@ def test_cancelled_turn_leaves_no_trace() -> None:
     assert arrive(one, "c", 900, 3.0).state == "running"
     one.cancel(a, 4.0)  # twice
     assert one.running_turns == 1
+
+
+def test_cancelled_wait_of_a_session_with_a_place_frees_it_for_others() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "a", 600), TurnEnd(600, BASH), 1.0)
+    b, returned = arrive(one, "b", 600, 1.0), arrive(one, "a", 600, 2.0)
+    assert {b.state, returned.state} == {"waiting"}
+    one.cancel(returned, 3.0)
+    assert one.admit(3.0) == [b]
 
 
 def test_released_session_frees_its_place_at_once_or_after_its_turn() -> None:

@@ -10,9 +10,12 @@ The scheduler is a pure state machine. It neither waits nor reads a clock: call 
 change and at `next_deadline`, and send the turns that it returns to the engine.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, takewhile
 from math import inf
+from operator import add
 
 from dovetail.routing.prefill_rate import PrefillRate
 from dovetail.routing.session_holds import HoldTimes
@@ -67,6 +70,7 @@ class SessionScheduler:
         self._waiting_tokens = 0
         self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
         self._numbers = count()
+        self._rotation = self._rotation_seconds()  # of the last change
         self._expires_at = 0.0  # when to look for sessions that have not returned
 
     @property
@@ -117,6 +121,7 @@ class SessionScheduler:
         waits for long ones, and stopping all others would not help it.
         """
         admitted: list[Turn] = []
+        self._rotation = self._rotation_seconds()
         rejected: list[tuple[float, int]] = []
         is_reserved = False
         for turn in sorted(self._waiting.values(), key=lambda one: self._rank(one, now)):
@@ -198,12 +203,13 @@ class SessionScheduler:
         """Return the next time at which `admit` has to be called without any other change."""
         if not self._waiting:
             return None
-        rotation = self._rotation_seconds()
-        overdue = (rotation, rotation * FAIR_ROTATION_PART)
+        overdue = [self._rotation_seconds() * part for part in (1.0, FAIR_ROTATION_PART)]
         reserved = (wait + RESERVED_SECONDS for wait in overdue)
-        waits = (self.limits.max_wait_seconds, *overdue, *reserved)
-        times = [turn.arrived_at + wait for turn in self._waiting.values() for wait in waits]
-        times += (session.hold_until for session in self._places.parked())
+        arrivals = sorted(turn.arrived_at for turn in self._waiting.values())
+        times = [session.hold_until for session in self._places.parked()]
+        for wait in (self.limits.max_wait_seconds, *overdue, *reserved):
+            passed = bisect_right(arrivals, now, key=partial(add, wait))
+            times += (arrived_at + wait for arrived_at in arrivals[passed : passed + 1])
         return min((time for time in times if now < time < inf), default=None)
 
     def sessions(self, now: float) -> list[SessionState]:
@@ -250,10 +256,9 @@ class SessionScheduler:
 
     def _is_overdue(self, turn: Turn, now: float) -> bool:
         """Return whether a turn has waited so long that it may take the place of a session."""
-        limit = self._rotation_seconds()
-        if self._is_below_share(turn.arrival.tenant):
-            limit *= FAIR_ROTATION_PART
-        return now >= turn.arrived_at + limit
+        if now < turn.arrived_at + self._rotation * FAIR_ROTATION_PART:
+            return False
+        return now >= turn.arrived_at + self._rotation or self._is_below_share(turn.arrival.tenant)
 
     def _rotation_seconds(self) -> float:
         """Return the wait after which turns take the places of sessions that are expected back."""
@@ -272,6 +277,7 @@ class SessionScheduler:
     def _stop_waiting(self, turn: Turn) -> None:
         del self._waiting[turn.number]
         self._waiting_tokens -= turn.arrival.own_tokens
+        self._rotation = self._rotation_seconds()
 
     def _try_admit(self, turn: Turn, now: float, *, is_forced: bool = False) -> bool:
         """Start a turn if there is room, taking the places of others where that is allowed."""
