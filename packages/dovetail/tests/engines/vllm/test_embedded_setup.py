@@ -48,6 +48,12 @@ def test_options_that_are_not_ours_are_arguments_of_vllm() -> None:
     assert arguments == {"max_model_len": "99", "kv_events_config": '{"a": 1}'}
 
 
+def test_the_model_is_not_an_option() -> None:
+    """vLLM would run another model than the one whose prompts are tokenized."""
+    with pytest.raises(EngineSetupError, match="pass it as MODEL"):
+        split_options({"model": "other"})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -60,7 +66,7 @@ def test_adapters(text: str, expected: dict[str, str]) -> None:
     assert parse_adapters(text) == expected
 
 
-@pytest.mark.parametrize("text", ["a", "{", '{"a": 1}'])
+@pytest.mark.parametrize("text", ["a", "{", '{"a": 1}', "a=", "=/x", '{"": "/x"}'])
 def test_invalid_adapters_are_reported(text: str) -> None:
     with pytest.raises(EngineSetupError, match="lora_modules must be NAME=FOLDER"):
         parse_adapters(text)
@@ -72,6 +78,47 @@ def test_a_hub_model_without_weights_is_downloaded_by_vllm(tmp_path: Path) -> No
     assert model_reference(snapshot) == "org/name"
     (snapshot / "model.safetensors").touch()
     assert model_reference(snapshot) == str(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("files", "complete"),
+    [
+        (["model-00001-of-00002.safetensors"], False),
+        (["model-00001-of-00002.safetensors", "training_args.bin"], False),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], True),
+        (["a-00001-of-00002.bin", "model-00001-of-00001.safetensors"], True),
+    ],
+)
+def test_an_interrupted_download_is_continued(
+    tmp_path: Path, files: list[str], complete: bool
+) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for name in files:
+        (snapshot / name).touch()
+    assert model_reference(snapshot) == (str(snapshot) if complete else "org/name")
+
+
+def test_the_progress_of_a_download_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "tokenizer").write_bytes(b"x" * 5_000_000)  # was there before
+    progress = LoadProgress("org/name")
+    progress.log()
+    (blobs / "weights.incomplete").write_bytes(b"x" * 3_000_000)
+    progress.log()
+    (blobs / "weights.incomplete").rename(blobs / "weights")
+    (tmp_path / "other" / "models--org--name" / "blobs").mkdir(parents=True)
+    other = LoadProgress("org/name", str(tmp_path / "other"))
+    (tmp_path / "other" / "models--org--name" / "blobs" / "weights").write_bytes(b"x" * 1_000_000)
+    progress.log()
+    other.log()
+    fields = [record.__dict__["fields"] for record in caplog.records]
+    assert [one.get("downloaded_mb") for one in fields] == [None, 3, 3, 1]
 
 
 def test_the_stages_of_loading_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,6 +156,55 @@ def test_the_reason_of_a_failure_is_the_first_specific_error() -> None:
     progress.add_line(PREFIX + "Exception: WorkerProc initialization failed due to an exception")
     progress.add_line("RuntimeError: Engine core initialization failed. See root cause above.")
     assert progress.error == "ValueError: not enough memory"
+
+
+def test_harmless_messages_are_no_reason() -> None:
+    progress = LoadProgress("m")
+    progress.add_line("WARNING 11-16 17:50:42 [import_utils.py:1] ImportError: no module x")
+    assert progress.error == ""
+    progress.add_line("ValueError: the reason")
+    assert progress.error == "ValueError: the reason"
+
+
+def test_the_reason_of_an_exit_is_its_last_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an old one, of which the process did not die."""
+    program = tmp_path / "python"
+    program.write_text(
+        '#!/bin/sh\nread x\necho \'{"address": "tcp://127.0.0.1:1"}\'\n'
+        f"echo '{ERROR_PREFIX}torch.OutOfMemoryError: CUDA out of memory.' >&2\n"
+        f"echo '{ERROR_PREFIX}EngineDeadError: EngineCore encountered an issue.' >&2\n"
+        f"echo '{ERROR_PREFIX}ValueError: a consequence' >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    one = VllmProcess("m", EmbeddedVllmOptions(python=str(program)))
+    one._progress.add_line("ValueError: an error of a request")
+    one._progress._error_time -= 100
+
+    async def end() -> str:
+        await one.start({})
+        assert await one._child.wait_for_exit(10)
+        await one.stop()
+        return one.describe_exit()
+
+    reason = "torch.OutOfMemoryError: CUDA out of memory."
+    assert asyncio.run(end()) == f"vLLM exited with status 1: {reason}"
+    monkeypatch.setattr(process, "_CONSEQUENCE_SECONDS", 0.0)
+    assert one.describe_exit() == "vLLM exited with status 1"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "No module named 'vllm.v1.engine'",
+        "cannot import name 'StructuredOutputsParams' from 'vllm.sampling_params' (/a/b.py)",
+    ],
+)
+def test_another_version_of_vllm_is_not_reported_as_missing(error: str) -> None:
+    one = VllmProcess("m", EmbeddedVllmOptions(python="/p/python"))
+    text = f"the version of vLLM of /p/python is not supported ({error})"
+    assert one.describe_failure(error) == text
 
 
 def test_the_reason_of_a_validation_error_is_its_second_line() -> None:

@@ -53,7 +53,7 @@ def create_embedded(setup: EngineSetup) -> EmbeddedVllmEngine:
     }
     return EmbeddedVllmEngine(
         "vllm",
-        partial(VllmProcess, model, options),
+        partial(VllmProcess, model, options, arguments.get("download_dir")),
         config,
         setup.tokenizer,
         context_length=setup.context_length,
