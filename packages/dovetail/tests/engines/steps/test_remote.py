@@ -4,8 +4,10 @@ The scripted engine takes vLLM's place in `dovetail engine vllm`.
 """
 
 import asyncio
+import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -111,6 +113,10 @@ def test_other_engines_have_no_step_protocol() -> None:
     ("arguments", "reason"),
     [
         (["m", "--listen", "8000"], "HOST:PORT"),
+        (["m", "--listen", "127.0.0.1:0"], "HOST:PORT"),
+        (["m", "--listen", "127.0.0.1:70000"], "HOST:PORT"),
+        (["m", "--listen", "192.0.2.1:8000", "--no-tls"], r"192\.0\.2\.1:8000 \(.* address"),
+        (["m", "--tls-key-path", "key.pem"], "requires --tls-cert-path"),
         (["m", "--listen", "0.0.0.0:8000"], "--tls-cert-path is required"),
         (["m", "--engine-option", "a"], "NAME=VALUE"),
         (["/no/such/model"], "/no/such/model not found"),
@@ -120,6 +126,16 @@ def test_other_engines_have_no_step_protocol() -> None:
 def test_invalid_flags(arguments: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         listen._parse_arguments(arguments)
+
+
+def test_an_address_in_use_is_reported_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert listen.main(["m", "--listen", f"127.0.0.1:{port}"]) == 2
+    error = f"cannot listen on 127.0.0.1:{port} (Address already in use)"
+    assert capsys.readouterr().err == f"dovetail engine vllm: {error}\n"
 
 
 def test_the_operator_can_stop_an_engine_that_loads(tmp_path: Path) -> None:
@@ -155,7 +171,11 @@ def test_a_wrong_key_is_an_error_of_the_setup() -> None:
     run(test())
 
 
-def test_a_killed_engine_is_restarted_and_the_pool_connects_again() -> None:
+def test_a_killed_engine_is_restarted_and_the_pool_connects_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def test() -> None:
         async with hosted(script=ENDLESS) as port:
             endpoint = Endpoint.parse(f"tcp://127.0.0.1:{port}", HEADERS)
@@ -173,5 +193,9 @@ def test_a_killed_engine_is_restarted_and_the_pool_connects_again() -> None:
             assert str(port) not in to_public_error(lost.value).message
             assert await pool.wait_available(30)
             await pool.stop()
+            connections = [one for one in caplog.records if one.message == "engine_connected"]
+            pids = {record.__dict__["fields"]["pid"] for record in connections}
+            assert len(connections) == len(pids) == 2
+            assert facts["pid"] in pids
 
     run(test())

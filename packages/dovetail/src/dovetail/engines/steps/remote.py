@@ -1,6 +1,7 @@
 """An engine on another machine, over the step protocol: one connection for all its streams."""
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -24,6 +25,8 @@ from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
 
 _KEY_PREFIX = "Bearer "
+
+_log = logging.getLogger(__name__)
 
 
 def to_step_address(endpoint: Endpoint) -> StepAddress:
@@ -82,7 +85,7 @@ class RemoteStepEngine:
         return self._client.reported_facts if self._client is not None else {}
 
     async def start(self) -> None:
-        """Connect, or connect again after the connection was lost.
+        """Connect, or connect again after the connection was lost. Log what the engine reports.
 
         Requests that find it lost at the same time share the new one.
         """
@@ -101,6 +104,9 @@ class RemoteStepEngine:
         limited = msgspec.structs.replace(description, context_length=min(lengths, default=None))
         self.capabilities = limited.to_capabilities()
         self._client = client
+        fields = {"engine": str(self._endpoint), **description.facts}
+        fields |= {"context_length": self.capabilities.context_length}
+        _log.info("engine_connected", extra={"fields": fields})
 
     async def generate(self, request: EngineRequest, sink: TokenSink) -> None:
         """Push deltas as they arrive. Cancelling aborts the stream."""

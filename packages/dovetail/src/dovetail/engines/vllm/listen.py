@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ def _create_process(hosted: HostedVllm) -> tuple[VllmProcess, dict[str, Any]]:
     path = Path(hosted.model).expanduser()
     model = model_reference(path) if path.exists() else hosted.model
     adapters = parse_adapters(options.lora_modules)
-    return VllmProcess(model, options), {
+    return VllmProcess(model, options, arguments.get("download_dir")), {
         "model": model,
         "arguments": arguments,
         "adapters": adapters,
@@ -130,25 +131,29 @@ def _parse_arguments(arguments: Sequence[str] | None) -> HostedVllm:
     parser = argparse.ArgumentParser(prog="dovetail engine vllm", description=__doc__)
     add = parser.add_argument
     add("model", help="folder or hub id of the model")
-    add("--listen", default="127.0.0.1:8100", metavar="HOST:PORT")
+    add("--listen", default="127.0.0.1:8100", metavar="HOST:PORT", help="default: %(default)s")
     add("--api-key", help=f"key of the clients; better in the environment, as {KEY_VARIABLE}")
     add("--tls-cert-path", type=Path, help="certificate, with its chain, in PEM")
     add("--tls-key-path", type=Path, help="its key, if it is in another file")
     add("--no-tls", action="store_true", help="listen on other interfaces without TLS")
-    add("--engine-option", action="append", default=[], metavar="NAME=VALUE")
+    option = "engine argument of vLLM, or option of Dovetail, such as python=PATH; repeatable"
+    add("--engine-option", action="append", default=[], metavar="NAME=VALUE", help=option)
     parsed = parser.parse_args(arguments)
     key = (parsed.api_key or os.environ.get(KEY_VARIABLE, "")).strip()
     if not key:
         raise ValueError(f"a key is required: set {KEY_VARIABLE}")
     host, _, port = parsed.listen.rpartition(":")
-    if not (host and port.isdecimal()):
+    if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ValueError(f"--listen must be HOST:PORT, got {parsed.listen}")
     host = host.strip("[]")
+    if parsed.tls_key_path and not parsed.tls_cert_path:
+        raise ValueError("--tls-key-path requires --tls-cert-path")
     if not (_is_loopback(host) or parsed.tls_cert_path or parsed.no_tls):
         raise ValueError("--tls-cert-path is required on this address; --no-tls disables TLS")
     if parsed.model.startswith(("/", ".", "~")) and not Path(parsed.model).expanduser().exists():
         raise ValueError(f"model {parsed.model} not found: no such folder")
     _check_certificate(parsed.tls_cert_path, parsed.tls_key_path)
+    _check_address(host, int(port))
     options = dict(_parse_option(text) for text in parsed.engine_option)
     listen = ListenOptions(host, int(port), key, parsed.tls_cert_path, parsed.tls_key_path)
     return HostedVllm(parsed.model, options, listen)
@@ -164,6 +169,16 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
         reason = error.strerror or type(error).__name__
         files = f"{certificate} and {key}" if key else f"{certificate}"
         raise ValueError(f"cannot use the certificate in {files} ({reason})") from error
+
+
+def _check_address(host: str, port: int) -> None:
+    """Report an address that cannot be used now: loading the model takes minutes."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).partition(" (while")[0]
+        raise ValueError(f"cannot listen on {host}:{port} ({reason})") from error
 
 
 def _parse_option(text: str) -> tuple[str, str]:
