@@ -141,6 +141,35 @@ def test_wait_of_a_turn_is_limited() -> None:
     assert waits == [7.0]
 
 
+@pytest.mark.parametrize(("pause", "runs_at"), [(5.0, 50.0), (100.0, 290.0)])
+def test_retry_continues_the_wait_that_its_client_has_given_up(
+    pause: float, runs_at: float
+) -> None:
+    async def scene() -> float:
+        sessions = SessionAdmission(100, SchedulingLimits(max_wait_seconds=50.0))
+        pool = ReplicaPool([TimedEngine(None)], sessions=sessions)
+        await pool.start()
+        holder, retrying = Agent("holder").begin(pool), Agent("retrying")
+        assert holder is not None
+        assert await holder.enter(0, Agent("holder").request(0, 80))
+        for _ in range(2):
+            turn = retrying.begin(pool)
+            assert turn is not None
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(turn.enter(0, retrying.request(0, 80)), 20.0)
+            turn.cancel(release=True)
+            await asyncio.sleep(pause)
+        turn = retrying.begin(pool)
+        assert turn is not None
+        assert await turn.enter(0, retrying.request(0, 80))
+        turn.cancel(release=True)
+        assert sessions.continue_wait("retrying#0") == asyncio.get_running_loop().time()
+        await pool.stop()
+        return asyncio.get_running_loop().time()
+
+    assert run_jumping(scene()) == runs_at
+
+
 def test_cancelled_wait_leaves_no_trace() -> None:
     async def scene() -> None:
         sessions = SessionAdmission(100)

@@ -33,6 +33,8 @@ OUTPUT_SMOOTHING = 0.05
 MAX_SESSIONS = 1 << 16
 #: Conversations of a session without a place are deleted when it has more than this.
 MAX_BRANCHES = 256
+#: So long after a client has given up, a retry continues its wait.
+RETRY_SECONDS, MAX_ABANDONED_WAITS = 60.0, 4096
 MAX_HEADS = 128
 MAX_HEAD_TOKENS = 1 << 15
 DURATION_BUCKETS_SECONDS = (
@@ -123,6 +125,7 @@ class SessionAdmission:
         self._removed_expired_waits = 0
         self.accepts: Callable[[int], bool] = lambda replica: True
         self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
+        self._abandoned: LruCache[str, tuple[float, float]] = LruCache(MAX_ABANDONED_WAITS)
         self._average_output = INITIAL_OUTPUT_TOKENS
         self.heads = SharedHeads()
         self.stats = SchedulingStats()
@@ -250,6 +253,16 @@ class SessionAdmission:
         for queue in self._queues.values():
             queue.release(profile.branch)
 
+    def abandon_wait(self, branch: str, arrived_at: float) -> None:
+        """Remember a turn that was cancelled while it waited: clients with short timeouts retry."""
+        self._abandoned.put(branch, (arrived_at, asyncio.get_running_loop().time()))
+
+    def continue_wait(self, branch: str) -> float:
+        """Return since when a turn waits that arrives now, perhaps as the retry of another one."""
+        now = asyncio.get_running_loop().time()
+        arrived_at, cancelled_at = self._abandoned.pop(branch) or (now, now)
+        return arrived_at if now <= cancelled_at + RETRY_SECONDS else now
+
     def expected_output_tokens(self, request: EngineRequest) -> int:
         """Return the tokens to reserve for the output: the client's prediction, or the average."""
         expected = request.expected_tokens
@@ -305,9 +318,9 @@ class SessionTurn:
             return True
         is_started = self._turn is not None
         self._leave()
-        now = asyncio.get_running_loop().time()
         if self._arrived_at is None:
-            self._arrived_at, self._output_start = now, len(request.prompt)
+            self._arrived_at = self._admission.continue_wait(self.profile.branch)
+            self._output_start = len(request.prompt)
         turn = queue.arrive(self._arrival(request), self._arrived_at, is_started=is_started)
         self._move(queue, turn)
         if await queue.wait(turn, self._move):
@@ -337,9 +350,15 @@ class SessionTurn:
 
         `release`: its session gives up its place, unless it has other turns.
         """
+        if release and self._arrived_at is not None and self._is_waiting:
+            self._admission.abandon_wait(self.profile.branch, self._arrived_at)
         self._leave()
         if release:
             self._admission.release_branch(self.profile)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._turn is not None and self._turn.state == "waiting"
 
     def _move(self, queue: SessionQueue, turn: Turn) -> None:
         self._queue, self._turn, self.replica = queue, turn, queue.replica
