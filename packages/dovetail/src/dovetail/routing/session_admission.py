@@ -254,7 +254,7 @@ class SessionAdmission:
             queue.release(profile.branch)
 
     def abandon_wait(self, branch: str, arrived_at: float) -> None:
-        """Remember a turn that was cancelled while it waited: clients with short timeouts retry."""
+        """Record a turn that was cancelled while it waited: clients with short timeouts retry."""
         self._abandoned.put(branch, (arrived_at, asyncio.get_running_loop().time()))
 
     def continue_wait(self, branch: str) -> float:
