@@ -3,7 +3,7 @@
 Each runs the real harness on a stand-in model behind Dovetail. The records and reports are in
 OUT/NAME, with the plots as SVG files; finished experiments are not run again. Prints Markdown
 tables of the results. The random calls of the stand-in are known from its seed, so that the effect
-without them is known exactly.
+without them must be exactly the known one; otherwise the exit status is 1.
 """
 
 import json
@@ -28,11 +28,11 @@ from dovetail.compare.store import read_plan, read_records
 ROOT = Path(__file__).parents[2]
 HARNESSES = Path(os.environ.get("DOVETAIL_HARNESSES") or ROOT / ".cache" / "harnesses" / "bin")
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
-NO_EFFECT = "none"
 _KEEPS_LOOP = "loop.index0 > ns.last_query_index"
 #: A template without any reasoning would not do: Dovetail then writes the reasoning itself.
 _DROPS_LOOP = f"{_KEEPS_LOOP} and not message.tool_calls"
 _DROPPING_TEMPLATE = "without-loop-reasoning.jinja"
+_TOLERANCE = 1e-9
 _TABLE_MEASURES = (
     "tool calls", "turns", "prompt tokens", "new tokens", "cached tokens", "re-prefilled tokens",
     "reasoning tokens", "time to first token",
@@ -42,14 +42,14 @@ LONG_OUTPUT = ("--long-output", "8000")  # 38,894 characters
 
 @dataclass(frozen=True)
 class KnownExperiment:
-    """An experiment. `stand_in` are its arguments; `truth` is the effect on the tool calls."""
+    """An experiment. `stand_in` are its arguments; `effect` is that of b on the tool calls."""
 
     name: str
     harness: str
     stand_in: tuple[str, ...]
     a: Mapping[str, Any]
     b: Mapping[str, Any]
-    truth: str
+    effect: int
     only: tuple[str, ...] = field(default=())
 
     @property
@@ -67,7 +67,7 @@ BRIEF = "Prefer few tool calls."
 REVIEW = {**LAB, "follow_up": f"{FOLLOW_UP}, then report the result."}
 EXPERIMENTS = (
     KnownExperiment(
-        "codex-null", "codex", _sensitive("instructions", "truncation"), LAB, LAB, NO_EFFECT
+        "codex-null", "codex", _sensitive("instructions", "truncation"), LAB, LAB, 0
     ),
     KnownExperiment(
         "codex-catalog-records",
@@ -75,7 +75,7 @@ EXPERIMENTS = (
         (*_sensitive("instructions", "truncation"), *LONG_OUTPUT),
         {"alias": "gpt-5.5", "catalog": False},
         {**LAB, "catalog": False},
-        "+3",
+        3,
     ),
     KnownExperiment(
         "codex-instructions",
@@ -83,7 +83,7 @@ EXPERIMENTS = (
         _sensitive("instructions"),
         {**LAB, "codex_profile": "gpt-5.5"},
         LAB,
-        "+2",
+        2,
     ),
     KnownExperiment(
         "codex-truncation",
@@ -91,7 +91,7 @@ EXPERIMENTS = (
         (*_sensitive("truncation"), *LONG_OUTPUT),
         LAB,
         {**LAB, "catalog": False},
-        "+1",
+        1,
     ),
     *(
         KnownExperiment(
@@ -101,12 +101,12 @@ EXPERIMENTS = (
             # With the ledger, both templates would get the tokens that the model generated.
             {**LAB, "ledger": "off"},
             {**LAB, "ledger": "off", "template": _DROPPING_TEMPLATE},
-            "+1",
+            1,
         )
         for harness in ("codex", "claude")
     ),
     KnownExperiment(
-        "claude-null", "claude", (*_sensitive("truncation", "tools"),), LAB, LAB, NO_EFFECT
+        "claude-null", "claude", (*_sensitive("truncation", "tools"),), LAB, LAB, 0
     ),
     KnownExperiment(
         "claude-instructions",
@@ -114,7 +114,7 @@ EXPERIMENTS = (
         (*_sensitive("instructions"), "--marker", BRIEF),
         {**LAB, "arguments": ["--append-system-prompt", BRIEF]},
         LAB,
-        "+2",
+        2,
     ),
     KnownExperiment(
         "claude-truncation",
@@ -123,7 +123,7 @@ EXPERIMENTS = (
         (*_sensitive("truncation"), "--long-output", "4500"),  # 21,393 characters
         LAB,
         {**LAB, "environment": {"BASH_MAX_OUTPUT_LENGTH": "10000"}},
-        "+1",
+        1,
     ),
     KnownExperiment(
         "claude-tools",
@@ -131,7 +131,7 @@ EXPERIMENTS = (
         _sensitive("tools"),
         LAB,
         {**LAB, "arguments": ["--disallowedTools", "TaskCreate"]},
-        "-1",
+        -1,
     ),
     KnownExperiment(
         "claude-deferred-tools",
@@ -139,14 +139,14 @@ EXPERIMENTS = (
         _sensitive("tools"),
         {**LAB, "environment": {"ENABLE_TOOL_SEARCH": "false"}},
         {**LAB, "environment": {"ENABLE_TOOL_SEARCH": "true"}},
-        "-1 if the planning tool is deferred",
+        -1,
     ),
     KnownExperiment(
-        "ledger", "builtin", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"}, NO_EFFECT
+        "ledger", "builtin", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"}, 0
     ),
     KnownExperiment(
         "ledger-claude", "claude", (*_sensitive(), "--compact"), LAB, {**LAB, "ledger": "off"},
-        NO_EFFECT,
+        0,
     ),
     *(
         KnownExperiment(
@@ -155,7 +155,7 @@ EXPERIMENTS = (
             _sensitive("reasoning"),
             {**LAB, "template": _DROPPING_TEMPLATE},
             {**LAB, "template": _DROPPING_TEMPLATE, "ledger": "off"},
-            "+1",
+            1,
         )
         for harness in ("codex", "claude")
     ),
@@ -165,7 +165,7 @@ EXPERIMENTS = (
         _sensitive("reasoning"),
         {**REVIEW, "retention": "all"},
         {**REVIEW, "retention": "template"},
-        "+2",
+        2,
     ),
     KnownExperiment(
         "retention-none",
@@ -173,7 +173,7 @@ EXPERIMENTS = (
         _sensitive("reasoning"),
         {**REVIEW, "retention": "template"},
         {**REVIEW, "retention": "none"},
-        NO_EFFECT,
+        0,
     ),
 )  # fmt: skip
 
@@ -181,12 +181,19 @@ EXPERIMENTS = (
 def main(arguments: Sequence[str]) -> int:
     out = Path(arguments[0]).absolute()
     names = arguments[1:] or [one.name for one in EXPERIMENTS]
-    rows, tables = [], []
+    rows, tables, status = [], [], 0
     for experiment in EXPERIMENTS:
         if experiment.name in names:
             print(f"== {experiment.name}", file=sys.stderr, flush=True)
-            if status := run_experiment(experiment, out):
-                return status
+            if failed := run_experiment(experiment, out):
+                return failed
+            exact = measure_exact_effect(experiment, out / experiment.name)
+            if abs(exact - experiment.effect) > _TOLERANCE:
+                status = 1
+                print(
+                    f"{experiment.name}: the effect is {exact:+.2f}, expected {experiment.effect}",
+                    file=sys.stderr,
+                )
             rows.append(_format_row(experiment, out / experiment.name))
             tables.append(_format_measures(experiment, out / experiment.name))
             _write_plots(out / experiment.name)
@@ -195,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     print("|---|---|---|---|---|---|---|---|---|---|")
     print("\n".join(rows))
     print("\n".join(tables))
-    return 0
+    return status
 
 
 def run_experiment(experiment: KnownExperiment, out: Path) -> int:
@@ -287,7 +294,7 @@ def _format_row(experiment: KnownExperiment, folder: Path) -> str:
     interval = "-" if low is None else f"{low:+.2f} to {high:+.2f}"
     p_value = "-" if calls["corrected_p"] is None else f"{calls['corrected_p']:.4f}"
     cells = (
-        *(experiment.name, experiment.harness, experiment.truth),
+        *(experiment.name, experiment.harness, f"{experiment.effect:+d}"),
         *(f"{effect['mean_a']:.2f}", f"{effect['mean_b']:.2f}", f"{effect['difference']:+.2f}"),
         *(interval, p_value, calls["verdict"]),
         f"{measure_exact_effect(experiment, folder):+.2f}",
