@@ -1,8 +1,14 @@
 """The first difference between requests that should be equal."""
 
+from pathlib import Path
 from typing import Any
 
-from dovetail.compare.differences import SessionRequest, find_difference, normalize
+from dovetail.compare.differences import (
+    SessionRequest,
+    find_difference,
+    name_scratch_folder,
+    normalize,
+)
 from dovetail.compare.records import RequestDifference
 
 OUTPUT = [["text", "hello"]]
@@ -61,6 +67,10 @@ def test_what_is_random_is_replaced() -> None:
                  f"19:0{number % 10}:11Z: 0d4f2b6a-11{number}-4c3e-9d2b-0a1b2c3d4e5f"},
                 {"type": "function_call", "call_id": f"call_{number}", "name": "ls"},
                 {"output": f"Chunk ID: {number}ab\nWall time: 0.{number} seconds"},
+                {"output": f"Process running with session ID {number}"},
+                {"output": f"saved to: {folder}/tool-results/b{number}yw.txt"},
+                {"output": f"Full output saved to: {folder}/opencode/tool-output/tool_{number}pz"},
+                {"output": f"Full output: {folder}/pi-bash-{number}f.log]"},
             ],
         }  # fmt: skip
 
@@ -73,3 +83,15 @@ def test_what_is_random_is_replaced() -> None:
 def test_model_inside_of_the_request_is_compared() -> None:
     one, other = ({"text": {"model": name}} for name in ("a", "b"))
     assert normalize(one, {}) != normalize(other, {})
+
+
+def test_scratch_folder_is_replaced_in_both_forms_in_which_clients_write_it() -> None:
+    """Claude Code names the folder of a project after its path, in the system prompt."""
+
+    def text(name: str) -> Any:
+        folder = Path("/tmp") / name
+        project = f"/home/.claude/projects/-tmp-{name.replace('_', '-')}-work/memory"
+        return normalize(f"In {folder}/work: {folder}{project}", name_scratch_folder(folder))
+
+    assert text("compare-ab_1") == text("compare-xyz2")
+    assert text("compare-ab_1").startswith("In <scratch>/work: <scratch>/home/.claude")

@@ -7,6 +7,7 @@ the run.
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +27,11 @@ _IGNORED_AT_TOP = frozenset({"model"})
 _REPLACEMENTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "<id>"),
     (re.compile(r"\b(?:call|fc|ctc|msg|rs|resp|toolu|chatcmpl)_[0-9A-Za-z_-]{6,}"), "<id>"),
-    (re.compile(r"(?<=Chunk ID: )[0-9a-f]+"), "<id>"),
+    (re.compile(r"(?<=Chunk ID: )[0-9a-f]+"), "<id>"),  # Codex
+    (re.compile(r"(?<=session ID )\d+"), "<id>"),  # Codex
+    (re.compile(r"(?<=/tool-results/)\w+(?=\.txt)"), "<id>"),  # Claude Code
+    (re.compile(r"(?<=/tool-output/tool_)\w+"), "<id>"),  # OpenCode
+    (re.compile(r"(?<=/pi-bash-)[0-9a-f]+"), "<id>"),  # Pi
     (re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d[\d:.]*(?:Z|[+-]\d\d:?\d\d)?)?"), "<date>"),
     (re.compile(r"(?<=Wall time: )[\d.]+(?= seconds)"), "<time>"),
 )  # fmt: skip
@@ -37,6 +42,15 @@ class SessionRequest(msgspec.Struct, frozen=True):
 
     body: Any
     output: Any
+
+
+def name_scratch_folder(folder: Path) -> dict[str, str]:
+    """Return the names of the scratch folder of a run in requests, and what replaces them.
+
+    Claude Code also writes the path as the name of a folder, with a dash for other characters.
+    """
+    path = str(folder)
+    return {path: "<scratch>", re.sub(r"[^A-Za-z0-9]", "-", path): "<scratch-name>"}
 
 
 def normalize(value: Any, paths: Mapping[str, str], *, top: bool = True) -> Any:

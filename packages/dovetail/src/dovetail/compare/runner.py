@@ -8,7 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from dovetail.compare.differences import SessionRequest, find_difference
+from dovetail.compare.differences import (
+    SessionRequest,
+    find_difference,
+    name_scratch_folder,
+)
 from dovetail.compare.endpoints import ProfileEndpoint
 from dovetail.compare.harness_runs import (
     HarnessProgram,
@@ -146,8 +150,7 @@ class ExperimentRunner:
             if problem is not None:
                 raise _RunFailedError(problem)
             record = await _build_record(planned, request, result, exchanges)
-            paths = {str(folder): "<scratch>"}
-            return record, to_session_requests(exchanges, paths)
+            return record, to_session_requests(exchanges, name_scratch_folder(folder))
         finally:
             remove_folder(folder)
 
