@@ -169,6 +169,35 @@ def test_recording_does_not_wait_forever_and_pending_turns_are_found() -> None:
     asyncio.run(main())
 
 
+def test_only_a_store_that_does_not_respond_shortens_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that is slow because the machine is busy stores the next turns in time."""
+    monkeypatch.setattr("dovetail.ledger.ledger.REWRITE_TIMEOUT_SECONDS", 0.01)
+
+    async def main() -> None:
+        store = RecordingStore()
+        ledger = Ledger(store)
+        ledger.write_timeout_seconds = 0.02
+        store.gate.clear()
+        await ledger.record(turn("e1"), PROMPT)
+        ledger.write_timeout_seconds = 20.0
+        await ledger.record(turn("e2"), PROMPT)  # does not wait long
+        assert ledger.faults.late == 2
+        store.gate.set()
+        await ledger.flush()
+        store.gate.clear()
+        recording = asyncio.create_task(ledger.record(turn("e3"), PROMPT))
+        await asyncio.sleep(0.1)
+        assert not recording.done()
+        store.gate.set()
+        await recording
+        assert ledger.faults.late == 2
+        await ledger.close()
+
+    asyncio.run(main())
+
+
 def test_entries_larger_than_the_cache_are_found_before_and_after_writing() -> None:
     async def main() -> None:
         store = RecordingStore()

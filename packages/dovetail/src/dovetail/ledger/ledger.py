@@ -34,7 +34,7 @@ from dovetail.storage.lru import LruCache
 from dovetail.storage.write_queue import WriteQueue
 
 STORE_WRITE_TIMEOUT_SECONDS = 3.0  # how long the end of a turn waits for the store
-REWRITE_TIMEOUT_SECONDS = 0.5  # the same, after a turn was not stored in time
+REWRITE_TIMEOUT_SECONDS = 0.5  # the same, while nothing was stored since a turn was late
 OPEN_TIMEOUT_SECONDS = 2.0  # how long a turn waits until it is announced to the store
 REOPEN_TIMEOUT_SECONDS = 0.1  # the same, after an announcement has failed
 RENEW_INTERVAL_SECONDS = 3600.0  # well below the age at which stores expire entries
@@ -105,7 +105,7 @@ class Ledger:
         self._backlog_bytes = cache_bytes
         self._shared = shared
         self.write_timeout_seconds = STORE_WRITE_TIMEOUT_SECONDS
-        self._was_late = False  # whether the last turn was not stored in time
+        self._was_late = False  # whether nothing was stored since a turn was not stored in time
         self._open_timeout_seconds = OPEN_TIMEOUT_SECONDS
         self._clock = clock
         self._renewals: set[asyncio.Task[None]] = set()
@@ -214,9 +214,9 @@ class Ledger:
         """Record a turn; `prompt` holds all token ids of its prompt.
 
         Returns when the turn is in the store and survives a crash of the process, or after the
-        write timeout; the turn is then still open in the store, and counted as late. Only the first
-        late turn waits long. If too many writes are pending, waits for all of them, so that memory
-        stays bounded.
+        write timeout; the turn is then still open in the store, and counted as late. Of the turns
+        of a store that does not respond, only the first one waits long. If too many writes are
+        pending, waits for all of them, so that memory stays bounded.
         """
         token_ids = prompt[:]
         token_ids.frombytes(entry.generated)
@@ -237,8 +237,6 @@ class Ledger:
         except TimeoutError:
             self._was_late = True
             self.faults.record_late()
-        else:
-            self._was_late = False
 
     async def load_token_ids(self, entry: LedgerEntry) -> SharedTokenIds | None:
         """Return the token ids of an entry: prompt and generated tokens, without the stop token.
@@ -317,6 +315,7 @@ class Ledger:
 
     async def _write(self, entry: LedgerEntry) -> None:
         await self._store.put(entry)
+        self._was_late = False  # the store responds, although it may be slow
         self._renew_ancestors(entry)
 
     def _renew_ancestors(self, entry: LedgerEntry) -> None:
