@@ -1,4 +1,4 @@
-"""How large are the indexes of KV caches, and how many events can they process?
+"""How large are the indexes of KV caches, and what do their events and queries cost?
 
 `python -m benchmarks.kv_index`: the approximate index in this process, and Dynamo's index in the
 interpreter that has `dovetail[kv]`, fed by a publisher in the form of vLLM's KV events. It runs in
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = {name: ROOT / f".cache/{name}/venv/bin/python" for name in ("vllm", "kv")}
 PORT, BLOCK_TOKENS, EVENT_BLOCKS = 25557, 16, 30  # an event is a turn of 480 new tokens
+QUERY_BLOCKS, QUERIES = 5_000, 25  # a prompt of 80,000 tokens
 _PAGE = 4096
 
 
@@ -72,8 +74,27 @@ async def index(events: int) -> None:
             break
         await asyncio.sleep(0.02)
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    result = {"seconds": seconds, "cpu": cpu, "bytes": _resident() - before}
+    used = _resident() - before
+    result = {"seconds": seconds, "cpu": cpu, "bytes": used, "query": await measure_query(service)}
     print(json.dumps(result), flush=True)
+
+
+async def measure_query(service: Any) -> float:
+    """Return the CPU time that a query of the server takes in the thread of its event loop."""
+    sys.path[:0] = map(str, (ROOT / "packages").glob("*/src"))
+    from dovetail.routing.block_hashes import DynamoHashes
+    from dovetail.routing.kv_endpoints import KvEventAddress
+    from dovetail.routing.kv_service import DynamoKvService
+
+    server, dice = DynamoKvService(service), random.Random(1)
+    await server.subscribe(2, KvEventAddress(f"tcp://127.0.0.1:{PORT}"), BLOCK_TOKENS)
+    hashes = [dice.getrandbits(64) for _ in range(QUERY_BLOCKS)]
+    times = []
+    for _ in range(QUERIES):
+        began = time.thread_time()
+        await server.overlaps(DynamoHashes(hashes, hashes), QUERY_BLOCKS * BLOCK_TOKENS)
+        times.append(time.thread_time() - began)
+    return statistics.median(times)
 
 
 def _resident() -> int:
@@ -138,7 +159,8 @@ def main() -> None:
         print(
             f"index of KV events, {blocks:,} blocks of {BLOCK_TOKENS} tokens: "
             f"{found['bytes'] / blocks:.0f} bytes per block, {blocks / found['seconds']:,.0f} "
-            f"blocks/s, {found['cpu'] / blocks * 1e6:.1f} us of CPU time per block"
+            f"blocks/s, {found['cpu'] / blocks * 1e6:.1f} us of CPU time per block; a query of "
+            f"{QUERY_BLOCKS:,} blocks {found['query'] * 1e3:.1f} ms"
         )
 
 
