@@ -58,6 +58,11 @@ async def listening(
         serving.close()
 
 
+def remote_engine(port: int) -> RemoteStepEngine:
+    endpoint = Endpoint.parse(f"tcp://127.0.0.1:{port}", {"authorization": f"Bearer {KEY}"})
+    return RemoteStepEngine("vllm", endpoint, RemoteModel("m", root="m"))
+
+
 @pytest.fixture
 def tls(tmp_path: Path) -> ssl.SSLContext:
     issued = Authority(tmp_path).issue("engine")
@@ -167,17 +172,17 @@ def test_an_engine_that_is_gone_is_detected(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(step_client, "SILENCE_CHECK_SECONDS", 0.1)
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode_frame(Welcome(PROTOCOL_VERSION, EngineDescription("vllm"))))
+        writer.write(encode_frame(Welcome(PROTOCOL_VERSION, EngineDescription("vllm", "m"))))
         await reader.read()
         writer.close()
 
     async def test() -> None:
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            client = await connect(StepAddress(KEY, None, "127.0.0.1", port), "vLLM")
-            with pytest.raises(EngineUnavailable, match=r"vLLM sent nothing for 0\.2 s"):
-                await client.generate(request(), CollectingSink())
-            assert not client.connected
+            engine = remote_engine(server.sockets[0].getsockname()[1])
+            await engine.start()
+            with pytest.raises(EngineUnavailable, match=r"sent nothing for 0\.2 s"):
+                await engine.generate(request(), CollectingSink())
+            await engine.stop()
 
     run(test())
 
@@ -187,11 +192,14 @@ def test_an_idle_engine_is_not_regarded_as_gone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(step_server, "REPORT_INTERVAL_SECONDS", 0.05)
 
     async def test() -> None:
-        async with listening(SteppedEngine()) as (_, port):
-            client = await connect(StepAddress(KEY, None, "127.0.0.1", port), "vLLM")
+        async with listening(SteppedEngine()) as (server, port):
+            engine = remote_engine(port)
+            await engine.start()
+            (connection,) = server.connections
             await asyncio.sleep(0.8)
-            assert client.connected
-            client.close("the test has ended")
+            assert (await engine.health()).ready
+            assert server.connections == {connection}
+            await engine.stop()
 
     run(test())
 
@@ -233,8 +241,7 @@ def test_requests_that_find_the_connection_lost_share_a_new_one() -> None:
     async def test() -> None:
         stepped = SteppedEngine()
         async with listening(stepped) as (server, port):
-            endpoint = Endpoint.parse(f"tcp://127.0.0.1:{port}", {"authorization": f"Bearer {KEY}"})
-            engine = RemoteStepEngine("vllm", endpoint, RemoteModel("m", root="m"))
+            engine = remote_engine(port)
             await engine.start()
             server.disconnect_all()
             while server.connections:  # noqa: ASYNC110 - the transports remove themselves

@@ -239,7 +239,7 @@ class StepClient(asyncio.Protocol):
     def watch_silence(self) -> None:
         """Close the connection if nothing arrives for some time.
 
-        A machine that is gone sends nothing that would end it.
+        Another machine that is gone sends nothing that would end it.
         """
         self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._check_silence)
 
@@ -385,8 +385,6 @@ async def connect(
             else ""
         )
         raise EngineUnavailable(f"no connection to {place} ({reason}){hint}") from error
-    if address.path is None:
-        client.watch_silence()
     return client
 
 

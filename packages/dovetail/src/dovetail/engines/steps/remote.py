@@ -103,6 +103,7 @@ class RemoteStepEngine:
         lengths = [one for one in (self._context_length, description.context_length) if one]
         limited = msgspec.structs.replace(description, context_length=min(lengths, default=None))
         self.capabilities = limited.to_capabilities()
+        client.watch_silence()
         self._client = client
         fields = {"engine": str(self._endpoint), **description.facts}
         fields |= {"context_length": self.capabilities.context_length}
