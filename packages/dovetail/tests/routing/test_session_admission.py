@@ -196,6 +196,32 @@ def test_cancelled_wait_leaves_no_trace() -> None:
     run_jumping(scene())
 
 
+def test_nothing_is_prefilled_ahead_while_a_turn_waits() -> None:
+    async def create_request() -> EngineRequest:
+        return Agent("ahead").request(0, 10)
+
+    async def scene() -> list[str]:
+        engine, sessions = TimedEngine(None), SessionAdmission(100)
+        pool = ReplicaPool([engine], sessions=sessions)
+        await pool.start()
+        holder, turn = Agent("holder").begin(pool), Agent("second").begin(pool)
+        assert holder is not None
+        assert await holder.enter(0, Agent("holder").request(0, 80))
+        second = pool.generate(Agent("second").request(0, 80), Sink(), turn=turn)
+        task = asyncio.create_task(second)
+        await asyncio.sleep(0.5)
+        pool.warm("holder", create_request)
+        await asyncio.sleep(5.0)
+        holder.cancel(release=True)
+        await task
+        pool.warm("second", create_request)
+        await asyncio.sleep(5.0)
+        await pool.stop()
+        return engine.received
+
+    assert run_jumping(scene()) == ["second-0", "ahead-0"]
+
+
 @pytest.mark.parametrize("remove", [False, True], ids=["failed", "removed"])
 def test_waiting_turns_move_to_another_replica_when_theirs_is_lost(remove: bool) -> None:
     engines = [TimedEngine(100), TimedEngine(100)]
