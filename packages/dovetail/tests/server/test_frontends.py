@@ -58,6 +58,8 @@ def test_unknown_names_and_values_are_rejected(options: dict[str, Any]) -> None:
         ({"store": "memory"}, "store=memory cannot be combined with several frontends"),
         ({"frontends": "0"}, "frontends must be >= 1, got 0"),
         ({"frontends": "two"}, "frontends must be a number, got 'two'"),
+        ({"frontends": "nan"}, "frontends must be a number, got 'nan'"),
+        ({"frontends": "1.5"}, "frontends must be a whole number, got 1.5"),
         ({"num_cpus": None}, "num_cpus must be a number, got None"),
     ],
 )

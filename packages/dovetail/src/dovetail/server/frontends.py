@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def read_options(arguments: Mapping[str, Any]) -> FrontendOptions:
     """
     rest = dict(arguments)
     frontends = _read_number(rest, "frontends", DEFAULT_FRONTENDS)
+    if not frontends.is_integer():
+        raise EngineSetupError(f"frontends must be a whole number, got {frontends:g}")
     num_cpus = _read_number(rest, "num_cpus", 1.0)
     options = FrontendOptions(_read_config(rest), int(frontends), num_cpus)
     _check_options(options)
@@ -43,9 +46,12 @@ def read_options(arguments: Mapping[str, Any]) -> FrontendOptions:
 def _read_number(arguments: dict[str, Any], name: str, default: float) -> float:
     value = arguments.pop(name, default)
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        raise EngineSetupError(f"{name} must be a number, got {value!r}") from None
+        number = nan
+    if not isfinite(number):
+        raise EngineSetupError(f"{name} must be a number, got {value!r}")
+    return number
 
 
 def _read_config(options: dict[str, Any]) -> Config:
