@@ -69,10 +69,12 @@ class Fleet:
         self.engines: dict[str, UrlEngine] = {}
         self._unreachable = unreachable
         read = source.read() if source is not None else ()
-        all_urls = [*urls, *read]
+        all_urls = [*dict.fromkeys([*urls, *read])]
         self.pool = ReplicaPool([self.create(url) for url in all_urls], urls=all_urls)
         sources = {} if source is None else {source: read}
-        self.membership = ReplicaMembership(self.pool, self.create, sources, interval_seconds=0.0)
+        self.membership = ReplicaMembership(
+            self.pool, self.create, sources, fixed=urls, interval_seconds=0.0
+        )
 
     def create(self, url: str) -> UrlEngine:
         engine = self.engines[url] = UrlEngine(url)
@@ -207,6 +209,21 @@ def test_a_change_that_failed_is_tried_again(tmp_path: Path) -> None:
         fleet.membership._create_engine = create
         await fleet.membership.refresh()
         assert fleet.urls == {"http://b:2"}
+        await fleet.pool.stop()
+
+    run_async(check)
+
+
+def test_replica_of_the_settings_stays_when_a_file_drops_it(tmp_path: Path) -> None:
+    path = tmp_path / "urls"
+    path.write_text("http://a:1\nhttp://b:2\n")
+
+    async def check() -> None:
+        fleet = Fleet("http://a:1", source=UrlFile(path))
+        await fleet.pool.start()
+        path.write_text("http://c:3\n")
+        await fleet.membership.refresh()
+        assert fleet.urls == {"http://a:1", "http://c:3"}
         await fleet.pool.stop()
 
     run_async(check)

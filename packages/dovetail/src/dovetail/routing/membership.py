@@ -7,7 +7,7 @@ be read, or that has no valid URL, keeps its last list.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -99,6 +99,7 @@ class ReplicaMembership:
     `sources`: the sources and the URLs that each of them had when the pool was created.
     `is_shared`: other processes serve the same model with pools of their own, so that only sources
     that all of them read may change the replicas.
+    `fixed`: URLs that the settings name. They stay when a source that also has them drops them.
     """
 
     def __init__(
@@ -108,11 +109,13 @@ class ReplicaMembership:
         sources: Mapping[UrlSource, Sequence[str]],
         *,
         is_shared: bool = False,
+        fixed: Collection[str] = (),
         interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
         self.is_shared = is_shared
         self._pool = pool
         self._create_engine = create_engine
+        self._fixed = frozenset(fixed)
         self._urls = {source: frozenset(urls) for source, urls in sources.items()}
         self._errors: dict[UrlSource, str] = {}
         self._interval_seconds = interval_seconds
@@ -191,7 +194,8 @@ class ReplicaMembership:
                 await self.add(url)
             except Exception as error:
                 errors[url] = error
-        elsewhere = frozenset().union(*(self._urls[one] for one in self._urls if one is not source))
+        others = (self._urls[one] for one in self._urls if one is not source)
+        elsewhere = self._fixed.union(*others)
         for url in sorted(before - urls - elsewhere):
             if self.find(url) is None:
                 continue  # already removed by a request

@@ -200,7 +200,13 @@ def create_pool(
         urls=remote.urls,
         sessions=sessions,
     )
-    pool.membership = ReplicaMembership(pool, create, remote.sources, is_shared=config.workers > 1)
+    pool.membership = ReplicaMembership(
+        pool,
+        create,
+        remote.sources,
+        is_shared=config.workers > 1,
+        fixed=[*map(_normalize, config.engine_url)],
+    )
     return pool
 
 
