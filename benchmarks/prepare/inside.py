@@ -34,6 +34,7 @@ LIMIT = 2.0  # milliseconds, the target; reported, not asserted
 FLAT = 1.3
 COLD_LIMIT = 1.1  # relative to the bare tokenizer
 STEPS, QUESTIONS, COLD = 24, 6, 3
+SEED_DISTANCE = 40  # files between the first ones of two sessions: more than a session reads
 COLD_API = "messages"  # the other APIs differ only in decoding
 TOKENIZER = ROOT / ".cache" / "tokenizers" / "qwen3"
 TEMPLATES = os.environ.get("DOVETAIL_TEMPLATES") or ROOT.parent / "shared" / "data" / "templates"
@@ -102,7 +103,8 @@ def preparer(qwen3: Model, keyring: Keyring) -> ChatPreparer:
 
 async def _measure(api: str) -> list[Costs]:
     qwen3, keyring = model(), Keyring([b"k" * 32])
-    sessions = [_session(api, qwen3, keyring) for _ in SIZES]
+    # Each session has texts of its own: the words of another session's texts would be cached.
+    sessions = [_session(api, qwen3, keyring, 1 + at * SEED_DISTANCE) for at in range(len(SIZES))]
     measured = [Costs(api) for _ in SIZES]
     each = list(zip(sessions, measured, strict=True))
     for (session, costs), size in zip(each, SIZES, strict=True):
@@ -156,8 +158,8 @@ async def _cold(session: Session, keyring: Keyring, costs: Costs) -> None:
     costs.add("tokenizers", time.process_time_ns() - begun)
 
 
-def _session(api: str, qwen3: Model, keyring: Keyring) -> Session:
-    return Session(DIALECTS[api], preparer(qwen3, keyring), qwen3.tokenizer)
+def _session(api: str, qwen3: Model, keyring: Keyring, seed: int) -> Session:
+    return Session(DIALECTS[api], preparer(qwen3, keyring), qwen3.tokenizer, seed)
 
 
 def _table(measured: list[Costs]) -> str:

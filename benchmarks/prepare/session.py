@@ -23,13 +23,15 @@ LOOP = 8  # tool steps between two questions of the user
 class Session:
     """One conversation with a scripted model."""
 
-    def __init__(self, dialect: Dialect, preparer: ChatPreparer, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, dialect: Dialect, preparer: ChatPreparer, tokenizer: Tokenizer, seed: int = 1
+    ) -> None:
         self.preparer = preparer
         self.memory = DecodeCache()
         self.headers = {**dialect.headers, dialect.session: "session-1"}
         self._dialect = dialect
         self._tokenizer = tokenizer
-        self._texts = SampleTexts()
+        self._texts = SampleTexts(seed)
         self._numbers = count()
         self._items: list[dict[str, Any]] = []
         self._steps = 0
