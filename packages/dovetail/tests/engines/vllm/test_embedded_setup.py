@@ -80,6 +80,14 @@ def test_a_hub_model_without_weights_is_downloaded_by_vllm(tmp_path: Path) -> No
     assert model_reference(snapshot) == str(snapshot)
 
 
+def test_a_gguf_file_is_rejected_before_vllm_is_started(tmp_path: Path) -> None:
+    """The default model is one: `dovetail serve --engine vllm` has neither a model nor a URL."""
+    file = tmp_path / "smollm2.gguf"
+    file.touch()
+    with pytest.raises(EngineSetupError, match=r"or --engine-url: smollm2\.gguf is a GGUF file"):
+        create_embedded(EngineSetup(ByteTokenizer(()), file))
+
+
 @pytest.mark.parametrize(
     ("files", "complete"),
     [

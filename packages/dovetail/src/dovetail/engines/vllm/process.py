@@ -49,7 +49,7 @@ _OTHER_VERSION = re.compile(r"No module named 'vllm\.|cannot import name .* from
 _VALIDATION = re.compile(r"\d+ validation errors? for ")
 _VALIDATION_DETAIL = re.compile(r" \[type=.*", re.DOTALL)
 _MAX_REASON_CHARS = 300
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 _SHARD = re.compile(r"(?P<set>.+)-\d+-of-(?P<count>\d+)\.\w+")
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,15 @@ def parse_adapters(text: str) -> dict[str, str]:
 
 
 def model_reference(path: Path) -> str:
-    """Return what vLLM loads: the path, or the hub id if not all weights are downloaded yet."""
+    """Return what vLLM loads: the path, or the hub id if not all weights are downloaded yet.
+
+    Raise `EngineSetupError` for a GGUF file, such as that of the default model.
+    """
+    if path.suffix == ".gguf":
+        raise EngineSetupError(
+            "the engine 'vllm' requires MODEL, a folder or a hub id, or --engine-url: "
+            f"{path.name} is a GGUF file, which requires --engine llamacpp"
+        )
     repository = path.parent.parent.name  # models--ORGANISATION--NAME/snapshots/REVISION
     is_snapshot = path.parent.name == "snapshots" and repository.startswith("models--")
     if is_snapshot and not _has_weights(path):
