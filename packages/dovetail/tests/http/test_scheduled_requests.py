@@ -118,6 +118,19 @@ def test_outputs_of_a_request_are_reserved(fields: dict[str, Any], reserved: int
     run(scene)
 
 
+def test_text_completion_leaves_no_session() -> None:
+    async def scene() -> None:
+        async with scheduling(100_000) as (stage, sessions, go_on):
+            go_on.set()
+            fields = {"model": NAME, "prompt": TEXT, "max_tokens": 50}
+            reply = await stage.request("POST", "/v1/completions", fields, x_api_key=ADMIN)
+            assert reply.status == 200
+            assert sessions.stats.waits.count == 1
+            await wait_until(lambda: not [*sessions.sessions()])
+
+    run(scene)
+
+
 async def run_turns(stage: Stage, go_on: asyncio.Event) -> list[EngineRequest]:
     """Run three sessions of three turns side by side. Return what the engine receives."""
     histories: dict[str, list[dict[str, Any]]] = {
