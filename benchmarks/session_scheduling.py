@@ -32,6 +32,7 @@ from urllib.request import Request, urlopen
 from benchmarks.gpu.__main__ import TINY
 from benchmarks.gpu.bundle import lay_out_model
 from benchmarks.gpu.processes import share_paths
+from dovetail.simulate.report import draw_bars
 
 START_TIMEOUT_SECONDS, TURN_TIMEOUT_SECONDS = 900.0, 300.0
 NAME = "m"
@@ -324,6 +325,9 @@ def measure(mode: str, flags: list[str], workload: Workload, times: tuple[float,
 
 def main() -> None:
     given = parse_arguments()
+    if given.plot:
+        given.plot.write_text(plot(json.loads(given.out.read_bytes())), "utf-8")
+        return
     share_paths()
     workload = Workload(
         given.clients,
@@ -355,6 +359,18 @@ def main() -> None:
                 given.out.write_text(json.dumps(result, indent=2), "utf-8")
 
 
+def plot(result: dict[str, Any]) -> str:
+    """Return an SVG with a bar per mode. Of several runs of a mode, the last one counts."""
+    rows = {row["mode"]: row for row in result["rows"]}
+    columns = (
+        ("sessions per hour", "sessions_per_hour", "{:.0f}"),
+        ("re-prefilled tokens per turn", "re_prefilled_per_turn", "{:,.0f}"),
+        ("turn p95 (s)", "turn_p95", "{:.1f}"),
+    )
+    panels = [(title, [row[name] for row in rows.values()], form) for title, name, form in columns]
+    return draw_bars(list(rows), panels, "Session scheduling, real engine")
+
+
 def default_modes(clients: int, oversubscription: float) -> list[str]:
     """Return the modes: caps around the number of sessions whose average contexts fit."""
     fitting = clients / oversubscription
@@ -382,8 +398,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=5)
     add("--engine-option", action="append", default=[])
     add("--out", type=Path, help="write the results to this JSON file")
+    add("--plot", type=Path, help="only draw the results in --out, to this SVG file")
     given = parser.parse_args()
-    if given.model is None and not given.cpu:
+    if given.plot and not given.out:
+        parser.error("--plot requires --out with results")
+    if given.model is None and not given.cpu and not given.plot:
         parser.error("set --model or --cpu")
     return given
 

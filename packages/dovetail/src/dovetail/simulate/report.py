@@ -12,7 +12,7 @@ from dovetail.simulate.simulation import SimulationResult
 _WIDTH, _ROW, _LEFT, _PANEL, _GAP = 900, 22, 130, 200, 60
 _FONT = 'font-family="sans-serif" font-size="12"'
 #: A title, the values of the rows and their format.
-_Panel = tuple[str, Sequence[float], str]
+Panel = tuple[str, Sequence[float], str]
 _COLORS = ("#2563eb", "#059669", "#d97706", "#7c3aed")
 
 
@@ -60,25 +60,26 @@ def _cells(one: SimulationResult) -> list[str]:
 
 def build_plot(results: Sequence[SimulationResult], title: str) -> str:
     """Build an SVG with a bar per policy for the hit rate, the TTFT and the balance."""
-    panels: list[_Panel] = [
+    panels: list[Panel] = [
         ("hit rate", [one.hit_rate for one in results], "{:.3f}"),
         ("TTFT p99 (s)", [one.ttft(0.99) for one in results], "{:.2f}"),
         ("balance (most / mean)", [one.balance for one in results], "{:.2f}"),
     ]
-    return _draw([one.policy for one in results], panels, title)
+    return draw_bars([one.policy for one in results], panels, title)
 
 
 def build_session_plot(results: Sequence[SessionResult], title: str) -> str:
     """Build an SVG with a bar per way of scheduling sessions."""
-    panels: list[_Panel] = [
+    panels: list[Panel] = [
         ("sessions per hour", [one.sessions_per_hour for one in results], "{:.0f}"),
         ("re-prefilled tokens", [one.re_prefilled_tokens for one in results], "{:,.0f}"),
         ("TTFT p95 (s)", [one.ttft(0.95) for one in results], "{:.1f}"),
     ]
-    return _draw([one.policy for one in results], panels, title)
+    return draw_bars([one.policy for one in results], panels, title)
 
 
-def _draw(rows: Sequence[str], panels: Sequence[_Panel], title: str) -> str:
+def draw_bars(rows: Sequence[str], panels: Sequence[Panel], title: str) -> str:
+    """Draw an SVG with a panel of bars per measure. Each panel has one value per row."""
     height = 70 + _ROW * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {_FONT}>',
