@@ -128,14 +128,11 @@ def test_invalid_flags(arguments: list[str], reason: str) -> None:
         listen._parse_arguments(arguments)
 
 
-def test_an_address_in_use_is_reported_before_the_model_is_loaded(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_address_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert listen.main(["m", "--listen", f"127.0.0.1:{port}"]) == 2
-    error = f"cannot listen on 127.0.0.1:{port} (Address already in use)"
-    assert capsys.readouterr().err == f"dovetail engine vllm: {error}\n"
+        with pytest.raises(ValueError, match=rf"127\.0\.0\.1:{port} \(Address already in use\)$"):
+            listen._parse_arguments(["m", "--listen", f"127.0.0.1:{port}"])
 
 
 def test_the_operator_can_stop_an_engine_that_loads(tmp_path: Path) -> None:
