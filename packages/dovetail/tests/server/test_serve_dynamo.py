@@ -116,7 +116,7 @@ def test_dead_worker_without_dynamos_migration(tmp_path: Path) -> None:
     with running_frontend(tmp_path) as fleet:
         first = fleet.start_mocker(*SLOW)
         fleet.await_workers(1)
-        with served(*remote(fleet)) as server:
+        with served(*remote(fleet), "--recovery-wait", "60") as server:
             events = []
             for count, event in enumerate(stream_events(server, 600)):
                 events.append(event)
