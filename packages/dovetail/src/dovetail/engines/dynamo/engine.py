@@ -38,9 +38,9 @@ from dovetail_tokenizers import Tokenizer
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 PROBE_TIMEOUTS = Timeouts(connect=CONNECT_TIMEOUT_SECONDS, read=60.0)
-#: How often a request is sent if the frontend selects workers that are gone.
-MAX_ATTEMPTS = 3
-RETRY_DELAY_SECONDS = 0.2
+#: The pauses after which a request is sent again if the frontend selects workers that are gone,
+#: which it notices after about 12 seconds.
+RETRY_DELAYS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, 5.0)
 #: The frontend accepts `logit_bias`, but does not pass it to its workers.
 SUPPORTED_SAMPLING: frozenset[OptionalSampling] = frozenset({"min_tokens", "ignore_eos"})
 
@@ -95,19 +95,18 @@ class DynamoEngine:
         """Push deltas as they arrive. Cancelling closes the connection, which ends the request.
 
         Until the frontend has noticed that a worker is gone, it rejects the requests for which it
-        selects that worker. Other workers can serve them.
+        selects that worker. Other workers can serve them, or one that appears in the meantime.
         """
         if not self._started:
             raise EngineUnavailable("the engine 'dynamo' is not running")
         check_prompt_length(request, self.capabilities.context_length)
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for delay in RETRY_DELAYS_SECONDS:
             try:
                 await self._client.generate(request, sink)
                 return
             except WorkerUnavailable:
-                if attempt == MAX_ATTEMPTS or not (await self.health()).ready:
-                    raise
-            await asyncio.sleep(RETRY_DELAY_SECONDS)
+                await asyncio.sleep(delay)
+        await self._client.generate(request, sink)
 
     async def health(self) -> EngineHealth:
         """Return whether the frontend has workers of the model, and the number of its workers."""
