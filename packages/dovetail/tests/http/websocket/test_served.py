@@ -28,7 +28,7 @@ def test_official_client_over_tls(tmp_path: Path) -> None:
         environment={"DOVETAIL_API_KEY": "secret"},
     ) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
-        options = {"ssl": authority.trust()}
+        options = {"ssl": authority.trust(), "open_timeout": TIMEOUT_SECONDS}
         with client.responses.connect(websocket_connection_options=options) as connection:  # type: ignore[arg-type]
             connection.response.create(model=NAME, input="Hi", store=False)
             first = _end(connection)
@@ -43,7 +43,13 @@ def test_official_client_over_tls(tmp_path: Path) -> None:
         client.close()
         url = server.url.replace("https", "wss") + "/v1/responses"
         keyed = {"authorization": "Bearer secret"}
-        with connect(url, ssl=authority.trust(), additional_headers=keyed, proxy=None) as socket:
+        with connect(
+            url,
+            ssl=authority.trust(),
+            additional_headers=keyed,
+            proxy=None,
+            open_timeout=TIMEOUT_SECONDS,
+        ) as socket:
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(ConnectionClosed) as closed:
                 socket.recv(TIMEOUT_SECONDS)
