@@ -153,7 +153,7 @@ def name_ours(site: Path) -> None:
 
 
 def bundle(folder: Path) -> dict[str, int]:
-    """Build the folder from scratch, and an archive beside it. Returns the sizes in bytes."""
+    """Build the folder from scratch, and an archive next to it. Returns the sizes in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     with TemporaryDirectory(prefix="dovetail-wheels-") as scratch:
         unpack(fetch_wheels(Path(scratch)), folder / "site")
