@@ -1,7 +1,6 @@
 """Bodies that are expensive to decompress or decode do not delay other clients."""
 
 import asyncio
-import gc
 import json
 import random
 import time
@@ -13,6 +12,7 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
 from http_fixture import NAME, run, serving
+from loop_steps import frozen_objects, longest_step
 
 from dovetail.access.auth import ApiKeys
 from dovetail.access.limits import RateLimits
@@ -84,11 +84,8 @@ async def longest_pause(stop: asyncio.Event) -> float:
 
 @pytest.fixture
 def _frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, as the server does when it starts."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with frozen_objects():
+        yield
 
 
 @pytest.mark.usefixtures("_frozen")
@@ -121,16 +118,6 @@ def call_ids(size: int, each: int, fill: str = "x-") -> bytes:
         history.append({"role": "assistant", "content": None, "tool_calls": [call]})
         history.append({"role": "tool", "tool_call_id": id, "content": "ok"})
     return json.dumps({"model": NAME, "messages": history}).encode()
-
-
-async def longest_step(stop: asyncio.Event) -> float:
-    """Measure the longest CPU time of the event loop's thread without a pause."""
-    longest, last = 0.0, time.thread_time()
-    while not stop.is_set():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        longest, last = max(longest, now - last), now
-    return longest
 
 
 @pytest.mark.usefixtures("_frozen")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from hashlib import sha256
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 import openai
 import pytest
 from http_fixture import NAME, Stage, run, serving
+from loop_steps import frozen_objects, longest_step
 from responses_fixture import create_response
 
 from dovetail.access.auth import ApiKeys
@@ -127,16 +127,6 @@ def test_references_are_resolved() -> None:
     run(scene)
 
 
-async def longest_step(stop: asyncio.Event) -> float:
-    """Measure the longest CPU time of the event loop's thread without a pause."""
-    longest, last = 0.0, time.thread_time()
-    while not stop.is_set():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        longest, last = max(longest, now - last), now
-    return longest
-
-
 def test_large_conversations_do_not_occupy_the_event_loop() -> None:
     """Their items are decoded, encoded and inserted in threads."""
     text = "word " * 120_000
@@ -159,4 +149,5 @@ def test_large_conversations_do_not_occupy_the_event_loop() -> None:
             stop.set()
             assert await step < 0.04
 
-    run(scene)
+    with frozen_objects():
+        run(scene)
