@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from http_fixture import NAME, head, run, service, serving
+from returning_sessions import suspend
 from scheduling_fixture import ADMIN, CAPACITY, TEXT, body, scheduling, send, wait_until
 
 from dovetail.access.auth import ApiKeys
@@ -34,6 +35,8 @@ def test_turns_that_do_not_fit_wait_and_are_shown() -> None:
             (replica,) = model["replicas"]
             assert replica["capacity_tokens"] == CAPACITY
             assert (replica["running_turns"], replica["waiting_turns"]) == (1, 1)
+            assert replica["suspended"] is False
+            assert replica["prefill_tokens_per_second"] is None  # not measured yet
             assert stage.metric("dovetail_sessions", model=NAME, state="running") == 1
             assert stage.metric("dovetail_sessions", model=NAME, state="paused") == 1
             go_on.set()
@@ -43,6 +46,27 @@ def test_turns_that_do_not_fit_wait_and_are_shown() -> None:
             assert stage.metric("dovetail_session_wait_seconds_sum", model=NAME) > 0
             capacity = {"model": NAME, "replica": "0"}
             assert stage.metric("dovetail_session_capacity_tokens", **capacity) == CAPACITY
+
+    run(scene)
+
+
+def test_suspension_is_shown() -> None:
+    """Sessions that never return before their places are given up."""
+
+    async def scene() -> None:
+        async with scheduling() as (stage, sessions, go_on):
+            go_on.set()
+            await send(stage, "first")
+            ((_, scheduler),) = sessions.schedulers()
+            suspend(scheduler)
+            await asyncio.gather(*(send(stage, f"s{number}") for number in range(4)))
+            assert stage.metric("dovetail_session_wait_seconds_sum", model=NAME) == 0
+            replica = {"model": NAME, "replica": "0"}
+            assert stage.metric("dovetail_session_scheduling_suspended", **replica) == 1
+            listed = (await stage.request("GET", "/admin/sessions", x_api_key=ADMIN)).json
+            (listed_replica,) = listed["models"][0]["replicas"]
+            assert listed_replica["suspended"] is True
+            assert listed_replica["prefill_tokens_per_second"] == 100
 
     run(scene)
 

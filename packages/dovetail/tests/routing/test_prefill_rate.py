@@ -24,6 +24,14 @@ def test_rate_is_learned() -> None:
     for at in range(200):
         prefill(rate, 10_000, at * 10.0, at * 10.0 + 2.0)
     assert rate.seconds(5_000) == pytest.approx(1.0, rel=0.01)
+    assert rate.tokens_per_second == pytest.approx(5_000, rel=0.01)
+
+
+def test_prefill_without_time_has_a_finite_rate() -> None:
+    rate = PrefillRate(100.0)
+    for at in range(20_000):
+        prefill(rate, 10_000, float(at), float(at))
+    assert rate.tokens_per_second < 1e15
 
 
 def test_short_prefills_do_not_hide_how_fast_long_ones_are() -> None:
@@ -79,6 +87,48 @@ def test_engines_report_cached_tokens_with_any_delta(reported_at: int) -> None:
         return rate.seconds(2_000)
 
     assert run_jumping(scene()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_prompts_that_wait_in_the_engine_count_only_while_it_prefills_others() -> None:
+    rate = PrefillRate(1_000.0)
+    assert rate.period() is None
+    rate.observe(rate.end_queued(None, 100.0), 50_000)
+    assert rate.tokens_per_second == pytest.approx(1_000)
+    for at in range(0, 4_000, 20):
+        rate.start(at)
+        queued = rate.end_queued(rate.period(), at + 1.0)  # it was prefilled before the other one
+        rate.observe(queued, 5_000)
+        rate.finish(5_000, at + 2.0)
+    assert rate.is_measured
+    assert rate.tokens_per_second == pytest.approx(5_000, rel=0.05)
+
+
+def test_prompts_that_were_sent_before_the_engine_prefilled_others_do_not_count() -> None:
+    """Else a long prompt would seem to be prefilled in the short time that the other one took."""
+    rate = PrefillRate(1_000.0)
+    for at in range(0, 4_000, 20):
+        sent = rate.period()
+        rate.start(at + 9.0)
+        rate.observe(rate.end_queued(sent, at + 10.0), 10_000)
+        rate.finish(1_000, at + 10.0)
+        assert rate.period() is None
+    assert rate.tokens_per_second == pytest.approx(1_000, rel=0.05)
+
+
+def test_output_of_a_queued_prompt_is_measured_from_its_first_token() -> None:
+    async def scene() -> tuple[list[float], PrefillRate]:
+        rate, times = PrefillRate(1_000.0), list[float]()
+        meter = PrefillMeter(rate, 6_000, Sink(), times.append, is_queued=True)
+        await asyncio.sleep(3.0)
+        for _ in range(3):
+            meter.push(TokenDelta([1], cached=0))
+            await asyncio.sleep(1.0)
+        meter.stop()
+        return times, rate
+
+    times, rate = run_jumping(scene())
+    assert times == pytest.approx([3.0])
+    assert not rate.is_measured
 
 
 def test_request_that_ends_without_output_is_not_measured() -> None:

@@ -141,6 +141,15 @@ def test_wait_of_a_turn_is_limited() -> None:
     assert waits == [7.0]
 
 
+def test_turn_that_must_not_wait_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    agents = [Agent("one", (80,), ()), Agent("two", (80,), ())]
+    sessions = SessionAdmission(limits=replace(PATIENT, max_wait_seconds=0.0))
+    run_agents(agents, [TimedEngine(100)], sessions)
+    assert sessions.expired_waits == 1
+    (record,) = [one for one in caplog.records if one.getMessage() == "session_wait_expired"]
+    assert vars(record)["fields"]["wait_ms"] == 0
+
+
 @pytest.mark.parametrize(("pause", "runs_at"), [(5.0, 50.0), (100.0, 290.0)])
 def test_retry_continues_the_wait_that_its_client_has_given_up(
     pause: float, runs_at: float

@@ -1,6 +1,7 @@
 """Places: shared heads, sessions above the capacity, sessions that do not return."""
 
-from dovetail.routing.session_scheduler import SESSION_EXPIRY_SECONDS, SessionScheduler
+from dovetail.routing.session_places import SESSION_EXPIRY_SECONDS
+from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 
 BASH = (("Bash", "pytest"),)

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from returning_sessions import suspend
 
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
@@ -66,8 +67,10 @@ class History:
         match kind, values:
             case "arrive", (TurnArrival() as arrival,):
                 before = scheduler.used_tokens
+                can_run = scheduler.can_run(arrival, now) and not scheduler.waiting_turns
                 turn = scheduler.arrive(arrival, now)
                 self.turns.append(turn)
+                assert turn.state == "running" or not can_run
                 if turn.state == "running":
                     self.check_admission(turn, before)
             case "finish", (int() as index, TurnEnd() as end) if self.running:
@@ -94,6 +97,7 @@ class History:
                 assert self.now < turn.arrived_at + LIMITS.max_wait_seconds
         running = len(self.running)
         assert self.scheduler.running_turns == running
+        assert not (self.scheduler.is_suspended and self.scheduler.waiting_turns)
         assert running or self.scheduler.waiting_turns == 0 or self.has_held_places()
         if not running and self.scheduler.capacity_tokens is not None:
             assert self.scheduler.used_tokens <= self.scheduler.capacity_tokens
@@ -101,7 +105,11 @@ class History:
     def check_admission(self, turn: Turn, before: int) -> None:
         """Admission never exceeds the capacity, except by force or for a session alone."""
         capacity = self.scheduler.capacity_tokens
-        if capacity is None or self.scheduler.used_tokens <= max(capacity, before):
+        if (
+            capacity is None
+            or self.scheduler.is_suspended
+            or self.scheduler.used_tokens <= max(capacity, before)
+        ):
             return
         is_forced = any(one.is_forced for one in self.running)
         placed = [one for one in self.scheduler.sessions(self.now) if one.tokens]
@@ -122,8 +130,15 @@ class History:
         raise AssertionError("turns are left")
 
 
-def run(history: list[tuple[float, tuple[object, ...]]], capacity: int | None) -> History:
+def run(
+    history: list[tuple[float, tuple[object, ...]]], capacity: int | None, is_suspended: bool
+) -> History:
+    """Run a history. `is_suspended`: scheduling is suspended at its beginning."""
     one = History(capacity)
+    if is_suspended and capacity is not None:
+        one.now = suspend(one.scheduler)
+        for session in ("back", "large", "waiting"):
+            one.scheduler.release(session, one.now)
     for seconds, (kind, *values) in history:
         one.advance(seconds)
         one.change(str(kind), *values)
@@ -131,12 +146,12 @@ def run(history: list[tuple[float, tuple[object, ...]]], capacity: int | None) -
 
 
 @settings(max_examples=200, deadline=None)
-@given(HISTORIES, st.none() | st.integers(0, 3_000))
+@given(HISTORIES, st.none() | st.integers(0, 3_000), st.booleans())
 def test_every_turn_runs_in_time_and_ends_whatever_happens(
-    history: list[tuple[float, tuple[object, ...]]], capacity: int | None
+    history: list[tuple[float, tuple[object, ...]]], capacity: int | None, is_suspended: bool
 ) -> None:
-    """Cancels, releases, restarts and wrong or changed capacities strand no turn."""
-    one = run(history, capacity)
+    """Cancels, releases, restarts, suspension and wrong or changed capacities strand no turn."""
+    one = run(history, capacity, is_suspended)
     one.finish_all()
     assert {turn.state for turn in one.turns} <= {"finished"}
     for turn in one.turns:
@@ -145,11 +160,11 @@ def test_every_turn_runs_in_time_and_ends_whatever_happens(
 
 
 @settings(max_examples=100, deadline=None)
-@given(HISTORIES)
+@given(HISTORIES, st.booleans())
 def test_released_sessions_leave_nothing(
-    history: list[tuple[float, tuple[object, ...]]],
+    history: list[tuple[float, tuple[object, ...]]], is_suspended: bool
 ) -> None:
-    one = run(history, CAPACITY)
+    one = run(history, CAPACITY, is_suspended)
     one.finish_all()
     for session in "abcdefgh":
         one.scheduler.release(session, one.now)

@@ -12,6 +12,7 @@ from dovetail.http.options import HttpOptions
 from dovetail.http.routes import Route
 from dovetail.http.tracker import RequestTracker
 from dovetail.pipeline.registry import ModelRegistry, TokenModel
+from dovetail.routing.prefill_rate import PrefillRate
 from dovetail.routing.session_admission import SessionAdmission
 
 SESSIONS_PATH = "/admin/sessions"
@@ -59,6 +60,8 @@ def _describe(entry: TokenModel, admission: SessionAdmission) -> dict[str, Any]:
                 "used_tokens": one.used_tokens,
                 "running_turns": one.running_turns,
                 "waiting_turns": one.waiting_turns,
+                "suspended": one.is_suspended,
+                "prefill_tokens_per_second": _measured(one.prefill_rate),
             }
             for index, one in admission.schedulers()
         ],
@@ -67,3 +70,7 @@ def _describe(entry: TokenModel, admission: SessionAdmission) -> dict[str, Any]:
             for index, state in admission.sessions()
         ],
     }
+
+
+def _measured(rate: PrefillRate) -> int | None:
+    return round(rate.tokens_per_second) if rate.is_measured else None

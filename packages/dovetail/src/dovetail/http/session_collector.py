@@ -46,6 +46,11 @@ class SessionCollector(Collector):
             "Tokens of the KV cache that sessions may use.",
             labels=("model", "replica"),
         )
+        suspended = GaugeMetricFamily(
+            "dovetail_session_scheduling_suspended",
+            "1 while no turn waits, because waiting would save no prefill.",
+            labels=("model", "replica"),
+        )
         forced = CounterMetricFamily(
             "dovetail_session_waits_expired",
             "Turns that ran without room after the longest wait.",
@@ -60,11 +65,12 @@ class SessionCollector(Collector):
                 continue
             _count_states(sessions, entry.name, admission)
             for index, scheduler in admission.schedulers():
+                suspended.add_metric([entry.name, str(index)], scheduler.is_suspended)
                 if scheduler.capacity_tokens is not None:
                     capacity.add_metric([entry.name, str(index)], scheduler.capacity_tokens)
             forced.add_metric([entry.name], admission.expired_waits)
             _add_distributions(histograms, entry.name, admission.stats)
-        return sessions, capacity, forced, *histograms.values()
+        return sessions, capacity, suspended, forced, *histograms.values()
 
 
 def _count_states(metric: GaugeMetricFamily, model: str, admission: SessionAdmission) -> None:

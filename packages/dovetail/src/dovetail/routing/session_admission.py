@@ -153,7 +153,7 @@ class SessionAdmission:
         queue = self._queues.get(index)
         if queue is None:
             scheduler = SessionScheduler(capacity, self._limits, self._tool_times)
-            queue = SessionQueue(scheduler, index, self.stats, self._move_cold_turns)
+            queue = SessionQueue(scheduler, index, engine, self.stats, self._move_cold_turns)
             self._queues[index] = queue
             self._move_cold_turns()
         else:
@@ -330,11 +330,13 @@ class SessionTurn:
 
     def measure_prefill(self, request: EngineRequest, sink: TokenSink) -> TokenSink:
         """Return a sink that measures how fast the engine prefills a request."""
-        if self._queue is None:
+        turn = self._turn
+        if self._queue is None or turn is None:
             return sink
         self._stop_meter()
-        rate = self._queue.scheduler.prefill_rate
-        self._meter = PrefillMeter(rate, len(request.prompt), sink)
+        rate, tokens = self._queue.scheduler.prefill_rate, len(request.prompt)
+        is_queued = not turn.has_room
+        self._meter = PrefillMeter(rate, tokens, sink, turn.begin_output, is_queued=is_queued)
         return self._meter
 
     def finish(self, end: TurnEnd) -> None:

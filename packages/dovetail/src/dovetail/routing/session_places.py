@@ -13,6 +13,9 @@ from math import inf
 from dovetail.routing.session_turns import SessionState, SessionStatus, TurnArrival
 from dovetail.routing.tool_times import ToolTimeKey
 
+#: Sessions that were not expected back for so long are deleted, and old ones of more than so many.
+SESSION_EXPIRY_SECONDS, EXPIRY_INTERVAL_SECONDS, MAX_KNOWN_SESSIONS = 3_600.0, 60.0, 10_000
+
 
 class PlacedSession:
     """A session that the scheduler knows.
@@ -186,6 +189,18 @@ class SessionPlaces:
                     tokens -= head.tokens
         return selected if tokens <= 0 else None
 
+    def can_fit(
+        self, session: PlacedSession, arrival: TurnArrival, capacity: int, now: float
+    ) -> bool:
+        """Return whether a turn fits if sessions that are not held give up their places."""
+        missing = self.used + self.tokens_needed(session, arrival) - capacity
+        idle = (one for one in self.parked() if one is not session and one.hold_until <= now)
+        return missing <= 0 or self.select(idle, missing, arrival.head) is not None
+
+    def is_held(self, session: PlacedSession, now: float) -> bool:
+        """Return whether a place of another session is held."""
+        return any(one is not session and one.hold_until > now for one in self.parked())
+
     def _resize(self, session: PlacedSession, tokens: int) -> None:
         change = tokens - session.tokens
         session.tokens = tokens
@@ -206,3 +221,33 @@ class SessionPlaces:
             if not head.references:
                 del self._heads[session.head]
         session.head, session.head_tokens = key, tokens
+
+
+class KnownSessions(dict[str, PlacedSession]):
+    """The sessions of one replica by their keys. Those that do not return are deleted."""
+
+    def __init__(self, places: SessionPlaces) -> None:
+        self._places = places
+        self._expires_at = 0.0  # when to look for sessions that have not returned
+
+    def find(self, arrival: TurnArrival, now: float) -> PlacedSession:
+        """Return the session of a turn, which is new if it is not known."""
+        session = self.get(arrival.session)
+        if session is None:
+            if len(self) >= MAX_KNOWN_SESSIONS or now >= self._expires_at:
+                self._delete_absent(now)
+            session = self[arrival.session] = PlacedSession(arrival.session, arrival.tenant, now)
+        session.is_ended = False
+        return session
+
+    def _delete_absent(self, now: float) -> None:
+        """Delete the sessions that have not returned for long; of too many, the older half."""
+        self._expires_at = now + EXPIRY_INTERVAL_SECONDS
+        idle = [one for one in self.values() if not one.has_turns]
+        idle.sort(key=lambda one: one.hold_until)
+        excess = len(idle) // 2 if len(self) >= MAX_KNOWN_SESSIONS else 0
+        for number, session in enumerate(idle):
+            if number >= excess and now < session.hold_until + SESSION_EXPIRY_SECONDS:
+                break
+            self._places.leave(session)
+            del self[session.key]

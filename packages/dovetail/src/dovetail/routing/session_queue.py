@@ -17,6 +17,9 @@ MoveCallback = Callable[["SessionQueue", Turn], None]
 #: So many waiting turns of a replica are offered to another one at once.
 MAX_OFFERED_TURNS = 16
 MAX_LOGGED_CHARS = 200
+#: After so many complete turns it is reported that the rate of prefill cannot be measured.
+UNMEASURED_TURNS = 20
+_UNMEASURED_REMEDY = "let it report cached tokens: vLLM needs --enable-prompt-tokens-details"
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ class _Waiter:
 class SessionQueue:
     """Wakes waiting turns when the scheduler of a replica admits them.
 
+    `engine`: the name of the engine, for the log.
     `on_change`: called after each change, when there may be room for turns of other replicas.
     `retain`: called with the id of the last request of a session whose place is held, and with the
     seconds; None if the engine has no such function.
@@ -49,12 +53,16 @@ class SessionQueue:
         self,
         scheduler: SessionScheduler,
         replica: int,
+        engine: str,
         stats: WaitStats,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.scheduler = scheduler
         self.retain: RetainFunction | None = None
         self.replica = replica
+        self._engine = engine
+        self._was_suspended = False  # as it was reported last
+        self._finished = 0  # turns, until the rate of prefill is measured
         self._stats = stats
         self._on_change = on_change
         self._waiting: dict[Turn, _Waiter] = {}
@@ -67,7 +75,9 @@ class SessionQueue:
         `arrived_at`: when it arrived, perhaps at another replica.
         `is_started`: it has begun elsewhere, and does not wait again.
         """
-        turn = self.scheduler.arrive(arrival, _now(), is_started=is_started)
+        turn = self._add(arrival, is_started=is_started)
+        if turn.is_forced and not is_started:
+            self._log_start(turn, 0.0)  # turns must not wait
         if turn.predicted_seconds is not None and turn.actual_seconds is not None:
             self._stats.predicted.add(turn.predicted_seconds)
             self._stats.actual.add(turn.actual_seconds)
@@ -93,8 +103,12 @@ class SessionQueue:
     def finish(self, turn: Turn, end: TurnEnd, request: str) -> None:
         """End a turn. `request`: the id of its last engine request."""
         seconds = self.scheduler.finish(turn, end, _now())
-        if seconds > 0 and self.retain is not None:
+        if seconds > 0 and self.retain is not None and not self.scheduler.is_suspended:
             self.retain(request, seconds)
+        if self.scheduler.capacity_tokens and not self.scheduler.prefill_rate.is_measured:
+            self._finished += 1
+            if self._finished == UNMEASURED_TURNS:
+                self._report_unmeasured()
         self.dispatch()
 
     def cancel(self, turn: Turn) -> None:
@@ -119,12 +133,14 @@ class SessionQueue:
         now = _now()
         self.scheduler.set_capacity(capacity, now)
         self.scheduler.reset(now)
+        self._report_suspension()
         self.dispatch()
 
     def fail(self) -> None:
         """Wake all waiting turns: the replica failed or was removed."""
         now = _now()
         self.scheduler.reset(now)
+        self._was_suspended = False  # its turns wait nowhere: that is not worth a line in the log
         for turn, waiter in self._waiting.items():
             if turn.state == "waiting":
                 self.scheduler.cancel(turn, now)
@@ -168,13 +184,10 @@ class SessionQueue:
 
     def take_over(self, turn: Turn, source: "SessionQueue") -> bool:
         """Run a turn that waits for another replica, if there is room for it now."""
-        now, session = _now(), turn.arrival.session
-        moved = self.scheduler.arrive(turn.arrival, now)
-        if moved.state == "waiting":
-            self.scheduler.cancel(moved, now)
-            if not self.scheduler.has_place(session):
-                self.scheduler.release(session, now)
+        now = _now()
+        if not self.scheduler.can_run(turn.arrival, now):
             return False
+        moved = self._add(turn.arrival)
         moved.arrived_at = turn.arrived_at
         self._report(moved, now)
         source._hand_over(turn, self, moved)
@@ -190,16 +203,52 @@ class SessionQueue:
             self.scheduler.release(session, now)
         self.dispatch()
 
+    def _add(self, arrival: TurnArrival, *, is_started: bool = False) -> Turn:
+        """Add a turn to the scheduler. The return of its session may suspend scheduling."""
+        turn = self.scheduler.arrive(arrival, _now(), is_started=is_started)
+        self._report_suspension()
+        return turn
+
     def _wake(self, turn: Turn, now: float) -> None:
         self._report(turn, now)
         waiter = self._waiting.get(turn)
         if waiter is not None and not waiter.future.done():
             waiter.future.set_result(True)
 
+    def _report_suspension(self) -> None:
+        """Report that scheduling was suspended or continues, and wake turns that need not wait."""
+        is_suspended = self.scheduler.is_suspended
+        if is_suspended == self._was_suspended:
+            return
+        self._was_suspended = is_suspended
+        rate = self.scheduler.prefill_rate
+        fields = {
+            "engine": self._engine,
+            "replica": self.replica,
+            "prefill_tokens_per_second": round(rate.tokens_per_second),
+        }
+        state = "suspended" if is_suspended else "continued"
+        _log.info(f"session_scheduling_{state}", extra={"fields": fields})
+        self.dispatch()
+
+    def _report_unmeasured(self) -> None:
+        """Report that places are held by the assumed rate of prefill, which may be wrong."""
+        fields = {
+            "engine": self._engine,
+            "replica": self.replica,
+            "reason": "the engine reported no cached tokens, or all prompts are short",
+            "remedy": _UNMEASURED_REMEDY,
+        }
+        _log.warning("prefill_rate_unknown", extra={"fields": fields})
+
     def _report(self, turn: Turn, now: float) -> None:
         waited = now - turn.arrived_at
         self._stats.waits.add(waited)
+        self._log_start(turn, waited)
+
+    def _log_start(self, turn: Turn, waited: float) -> None:
         fields = {
+            "engine": self._engine,
             "replica": self.replica,
             "session": turn.arrival.session[:MAX_LOGGED_CHARS],
             "wait_ms": round(waited * 1000),

@@ -6,6 +6,9 @@ wait before a turn, never inside one. A session keeps its place between turns wh
 back sooner than the engine could prefill it again: an engine that prefills fast is not kept idle. A
 session without a place runs at the latest after `max_wait_seconds`.
 
+While hardly any session returns before its place is given up, waiting saves no prefill. Scheduling
+is suspended then: no turn waits.
+
 The scheduler is a pure state machine. It neither waits nor reads a clock: call `admit` after each
 change and at `next_deadline`, and send the turns that it returns to the engine.
 """
@@ -18,8 +21,8 @@ from math import inf
 from operator import add
 
 from dovetail.routing.prefill_rate import PrefillRate
-from dovetail.routing.session_holds import HoldTimes
-from dovetail.routing.session_places import PlacedSession, SessionPlaces
+from dovetail.routing.session_holds import HeldReturns, HoldTimes
+from dovetail.routing.session_places import KnownSessions, PlacedSession, SessionPlaces
 from dovetail.routing.session_turns import (
     SchedulerCounters,
     SchedulingLimits,
@@ -30,8 +33,6 @@ from dovetail.routing.session_turns import (
 )
 from dovetail.routing.tool_times import ToolTimes
 
-#: Sessions that were not expected back for so long are deleted, and old ones of more than so many.
-SESSION_EXPIRY_SECONDS, EXPIRY_INTERVAL_SECONDS, MAX_KNOWN_SESSIONS = 3_600.0, 60.0, 10_000
 #: After so many turns without room, those that need places of others wait for the next call.
 MAX_REJECTED_TURNS = 16
 #: No turn takes the place of a session that is expected back before it has waited this long.
@@ -65,22 +66,27 @@ class SessionScheduler:
         self.counters = SchedulerCounters()
         self.running_turns = 0
         self._places = SessionPlaces()
-        self._sessions: dict[str, PlacedSession] = {}
+        self._sessions = KnownSessions(self._places)
         self._waiting: dict[int, Turn] = {}
         self._waiting_tokens = 0
         self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
+        self._returns = HeldReturns()
         self._numbers = count()
         self._rotation = self._rotation_seconds()  # of the last change
-        self._expires_at = 0.0  # when to look for sessions that have not returned
 
     @property
     def used_tokens(self) -> int:
-        """The tokens of all places. More than the capacity while turns run that were forced."""
+        """The tokens of all places. More than the capacity while turns run without room."""
         return self._places.used
 
     @property
     def waiting_turns(self) -> int:
         return len(self._waiting)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether turns run as they arrive, because waiting would save no prefill."""
+        return self._returns.is_useless
 
     def has_turns(self, session: str) -> bool:
         """Return whether turns of a session wait or run."""
@@ -95,20 +101,23 @@ class SessionScheduler:
     def arrive(self, arrival: TurnArrival, now: float, *, is_started: bool = False) -> Turn:
         """Add a turn. It runs if no turn waits and there is room; otherwise it waits.
 
+        Call `admit` even if it runs: with its return, scheduling may be suspended.
         `is_started`: it has begun on another replica, and continues here without waiting.
         """
-        session = self._find_session(arrival, now)
+        session = self._sessions.find(arrival, now)
         turn = Turn(arrival, next(self._numbers), now)
         if session.idle_since is not None:
             turn.predicted_seconds = session.predicted_seconds
             turn.actual_seconds = now - session.idle_since
             self.tool_times.observe(session.tool_keys, turn.actual_seconds, now)
+            if self.prefill_rate.is_measured and (self._waiting or self.is_suspended):
+                self._returns.observe(arrival.own_tokens, is_held=now <= session.hold_until)
             session.idle_since = None
         session.waiting += 1
         session.hold_until = inf  # the place is kept while the turn waits
         if is_started:
             self._try_admit(turn, now, is_forced=True)
-        elif self._waiting or not self._try_admit(turn, now):
+        elif not self._runs_at_once(turn, now):
             self._waiting[turn.number] = turn
             self._waiting_tokens += arrival.own_tokens
         return turn
@@ -153,10 +162,11 @@ class SessionScheduler:
         Returns for how many seconds the place is held at most.
         """
         session = self._stop_turn(turn)
-        self._holds.observe_turn(now - (turn.started_at or now))
+        if (begin := turn.started_at if turn.has_room else turn.first_token_at) is not None:
+            self._holds.observe_turn(now - begin)
         if session.running:
             return 0.0
-        session.idle_since = now
+        session.idle_since = None if session.waiting else now
         session.tool_keys = end.tool_keys
         capacity = self.capacity_tokens or 0
         hold_seconds, session.predicted_seconds = self._holds.predict(end, capacity, now)
@@ -196,6 +206,7 @@ class SessionScheduler:
 
     def reset(self, now: float) -> None:
         """Record that the engine was restarted: its KV cache is empty."""
+        self._returns = HeldReturns()
         for session in list(self._places.parked()):
             self._places.leave(session)
 
@@ -221,27 +232,16 @@ class SessionScheduler:
             if session.placement is not None or session.has_turns
         ]
 
-    def _find_session(self, arrival: TurnArrival, now: float) -> PlacedSession:
+    def can_run(self, arrival: TurnArrival, now: float) -> bool:
+        """Return whether there is room for a turn while none waits, even if all are admitted."""
         session = self._sessions.get(arrival.session)
-        if session is None:
-            if len(self._sessions) >= MAX_KNOWN_SESSIONS or now >= self._expires_at:
-                self._delete_sessions(now)
-            session = PlacedSession(arrival.session, arrival.tenant, now)
-            self._sessions[arrival.session] = session
-        session.is_ended = False
-        return session
+        session = session or PlacedSession(arrival.session, arrival.tenant, now)
+        return self._places.can_fit(session, arrival, self.capacity_tokens or 0, now) or not (
+            self.running_turns or self._places.is_held(session, now)
+        )
 
-    def _delete_sessions(self, now: float) -> None:
-        """Delete the sessions that have not returned for long; of too many, the older half."""
-        self._expires_at = now + EXPIRY_INTERVAL_SECONDS
-        idle = [one for one in self._sessions.values() if not one.has_turns]
-        idle.sort(key=lambda one: one.hold_until)
-        excess = len(idle) // 2 if len(self._sessions) >= MAX_KNOWN_SESSIONS else 0
-        for number, session in enumerate(idle):
-            if number >= excess and now < session.hold_until + SESSION_EXPIRY_SECONDS:
-                break
-            self._places.leave(session)
-            del self._sessions[session.key]
+    def _runs_at_once(self, turn: Turn, now: float) -> bool:
+        return (self.is_suspended or not self._waiting) and self._try_admit(turn, now)
 
     def _rank(self, turn: Turn, now: float) -> _Rank:
         """Return the sort key of a waiting turn: the lowest is admitted first."""
@@ -289,6 +289,9 @@ class SessionScheduler:
             turn.is_forced = True
         self._places.occupy(session, arrival)
         self._evict()
+        is_alone = self.running_turns == session.running
+        capacity = self.capacity_tokens
+        turn.has_room = is_alone or capacity is None or self.used_tokens <= capacity
         session.waiting -= 1
         session.running += 1
         turn.state = "running"
@@ -319,7 +322,7 @@ class SessionScheduler:
         if session.running and not needed:
             return 0  # the place of the running turn is large enough
         capacity = self.capacity_tokens
-        if capacity is None:
+        if capacity is None or self.is_suspended:
             return 0
         if self._waiting and session.placement is None and not is_overdue:
             capacity -= self._headroom(capacity, needed)
@@ -337,7 +340,7 @@ class SessionScheduler:
         selected = places.select(victims, missing, turn.arrival.head)
         if selected is None:
             runs_others = self.running_turns > session.running
-            if runs_others or len(victims) < self._parked_others(session):
+            if runs_others or len(victims) < sum(one is not session for one in places.parked()):
                 return False
             selected = victims  # more than the KV cache: the session runs alone
         for victim in selected:
@@ -371,9 +374,6 @@ class SessionScheduler:
             placement = session.placement or 0
             newer = [one for one in held if (one.placement or 0) > placement]
             yield from sorted(newer, key=lambda one: -(one.placement or 0))
-
-    def _parked_others(self, session: PlacedSession) -> int:
-        return sum(one is not session for one in self._places.parked())
 
     def _stop_turn(self, turn: Turn) -> PlacedSession:
         if turn.state != "running":

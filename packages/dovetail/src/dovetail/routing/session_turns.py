@@ -36,7 +36,7 @@ class SchedulingLimits:
     rotation_seconds: float = 150.0
     rotation_factor: float = 10.0
     prefill_tokens_per_second: float = 10_000.0
-    hold_factor: float = 5.0
+    hold_factor: float = 8.0
     headroom: float = 0.1
     headroom_seconds: float = 1.0
 
@@ -98,6 +98,9 @@ class Turn:
     `number`: the order of arrival.
     `started_at`: when it was admitted; None while it waits.
     `is_forced`: it was admitted without room because it had waited for too long.
+    `has_room`: there was room when it was admitted, so it does not wait in the engine. There may be
+    none if it was forced or if scheduling was suspended.
+    `first_token_at`: when its output began; None if that is not known.
     `predicted_seconds`, `actual_seconds`: the time between the previous turn and this one, as it
     was predicted and as it was; None if there was no prediction.
     """
@@ -106,6 +109,8 @@ class Turn:
         "actual_seconds",
         "arrival",
         "arrived_at",
+        "first_token_at",
+        "has_room",
         "is_forced",
         "number",
         "predicted_seconds",
@@ -120,8 +125,15 @@ class Turn:
         self.started_at: float | None = None
         self.state: TurnState = "waiting"
         self.is_forced = False
+        self.has_room = True
+        self.first_token_at: float | None = None
         self.predicted_seconds: float | None = None
         self.actual_seconds: float | None = None
+
+    def begin_output(self, now: float) -> None:
+        """Record the first token of the turn, which may have several requests."""
+        if self.first_token_at is None:
+            self.first_token_at = now
 
     @property
     def waited_seconds(self) -> float | None:

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Protocol
 
+from dovetail.routing.prefill_rate import BusyPeriod
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 from dovetail.simulate.agent_sessions import AgentSession, AgentTurn
@@ -21,7 +22,7 @@ class SessionPolicy(Protocol):
 
     def admit(self, now: float) -> list[AgentTurn]: ...
 
-    def finish_prefill(self, tokens: int, now: float) -> None: ...
+    def finish_prefill(self, turn: AgentTurn, tokens: int, now: float) -> None: ...
 
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
@@ -42,7 +43,7 @@ class FcfsPolicy:
         self._waiting.clear()
         return admitted
 
-    def finish_prefill(self, tokens: int, now: float) -> None: ...
+    def finish_prefill(self, turn: AgentTurn, tokens: int, now: float) -> None: ...
 
     def finish(self, turn: AgentTurn, now: float) -> None: ...
 
@@ -117,6 +118,7 @@ class SchedulerPolicy:
         self.scheduler = SessionScheduler(model.tokens, limits)
         self._knows_gaps = knows_gaps
         self._running: dict[AgentTurn, Turn] = {}
+        self._queued: dict[AgentTurn, BusyPeriod | None] = {}  # turns that wait in the engine
         self._turns: dict[int, AgentTurn] = {}
         self._admitted: list[AgentTurn] = []
 
@@ -139,12 +141,21 @@ class SchedulerPolicy:
     def admit(self, now: float) -> list[AgentTurn]:
         admitted = [self._turns.pop(one.number) for one in self.scheduler.admit(now)]
         admitted, self._admitted = self._admitted + admitted, []
-        for _ in admitted:
-            self.scheduler.prefill_rate.start(now)
+        for turn in admitted:
+            rate = self.scheduler.prefill_rate
+            if self._running[turn].has_room:
+                rate.start(now)
+            else:
+                self._queued[turn] = rate.period()
         return admitted
 
-    def finish_prefill(self, tokens: int, now: float) -> None:
-        self.scheduler.prefill_rate.finish(tokens, now)
+    def finish_prefill(self, turn: AgentTurn, tokens: int, now: float) -> None:
+        scheduled, rate = self._running[turn], self.scheduler.prefill_rate
+        scheduled.begin_output(now)
+        if scheduled.has_room:
+            rate.finish(tokens, now)
+        else:
+            rate.observe(rate.end_queued(self._queued.pop(turn), now), tokens)
 
     def finish(self, turn: AgentTurn, now: float) -> None:
         end = TurnEnd(

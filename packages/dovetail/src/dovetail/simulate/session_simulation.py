@@ -30,12 +30,19 @@ class SessionResult:
     """What happened to all sessions under one policy.
 
     `durations`: the seconds from the first turn's arrival to the last turn's end, by session.
+    `first_arrival`, `last_end`: of all turns.
     """
 
     policy: str
     turns: list[FinishedTurn] = field(default_factory=list)
     durations: dict[AgentSession, float] = field(default_factory=dict)
-    makespan_seconds: float = 0.0
+    first_arrival: float = 0.0
+    last_end: float = 0.0
+
+    @property
+    def makespan_seconds(self) -> float:
+        """The time from the first arrival of a turn to the end of the last turn."""
+        return self.last_end - self.first_arrival
 
     @property
     def sessions_per_hour(self) -> float:
@@ -101,15 +108,11 @@ class SessionSimulation:
     def run(self, name: str) -> SessionResult:
         """Run all sessions to their ends."""
         self._result.policy = name
-        first: float | None = None
-        now = 0.0
         while self._events:
             now, _, act = heapq.heappop(self._events)
-            first = now if first is None else first
             act(now)
             if not self._events or self._events[0][0] > now:
                 self._dispatch(now)
-        self._result.makespan_seconds = now - (first or 0.0)
         return self._result
 
     def _dispatch(self, now: float) -> None:
@@ -130,6 +133,8 @@ class SessionSimulation:
     def _sender(self, turns: Iterator[AgentTurn]) -> Callable[[float], None]:
         def send(now: float) -> None:
             turn = next(turns)
+            if not self._started:
+                self._result.first_arrival = now
             self._started.setdefault(turn.session, now)
             self._sent[turn] = (now, now)
             self._policy.arrive(turn, now)
@@ -137,7 +142,7 @@ class SessionSimulation:
         return send
 
     def _prefill_finisher(self, started: StartedTurn) -> Callable[[float], None]:
-        return lambda now: self._policy.finish_prefill(started.computed_tokens, now)
+        return lambda now: self._policy.finish_prefill(started.turn, started.computed_tokens, now)
 
     def _finisher(self, started: StartedTurn) -> Callable[[float], None]:
         def finish(now: float) -> None:
@@ -145,6 +150,7 @@ class SessionSimulation:
             self._engine.finish(turn)
             self._policy.finish(turn, now)
             self._record(started, now)
+            self._result.last_end = now
             if turn.gap_seconds is not None:
                 self._schedule(now + turn.gap_seconds, self._sender(self._turns[turn.session]))
                 return

@@ -121,8 +121,9 @@ def test_tokens_are_prefilled_again_only_where_that_is_cheaper(
     folder = tiny_qwen3(tmp_path / "m", layers=setting.layers)
     plain, scheduled = (measure(folder, setting, mode) for mode in ("off", "auto"))
     name = "reprefilled_tokens_total"
-    assert scheduled(name) <= plain(name)
+    assert scheduled(name) <= plain(name) * 1.05  # equal, but for when requests arrive
     if setting is SLOW:
-        assert scheduled(name) < plain(name) * 0.8  # two runs on loaded cores: 0.51 and 0.61
+        assert scheduled(name) < plain(name) * 0.4  # in two runs 0.02 and 0.05
+    assert scheduled("session_scheduling_suspended") == (setting is FAST)
     waits = scheduled("session_wait_seconds_count")
     assert waits == setting.sessions * TURNS
