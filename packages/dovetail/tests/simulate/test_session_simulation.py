@@ -1,5 +1,6 @@
 """Session scheduling in closed-loop simulations: the figures of the documentation, in small."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -43,6 +44,14 @@ def run(
     )
 
 
+def replace_turns(session: AgentSession, turns: int) -> AgentSession:
+    """Return a session with only the first turns."""
+    *before, last = session.turns[:turns]
+    short = replace(session, turns=(*before, replace(last, gap_seconds=None, tool=None)))
+    short.turns = tuple(replace(turn, session=short) for turn in short.turns)
+    return short
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_turn_of_every_session_runs(sessions: list[AgentSession], name: str) -> None:
     result = run(sessions, name, 2)
@@ -57,10 +66,43 @@ def test_scheduling_avoids_repeated_prefill(sessions: list[AgentSession]) -> Non
     assert auto.timeouts == 0
 
 
+def test_little_is_prefilled_again_at_twice_the_kv_cache() -> None:
+    """The workload and the KV cache of the measurements on an H200, with its rate of prefill."""
+    model = EngineModel(196_768 // 64, prefill_tokens_per_second=15_000.0)
+    sums: Counter[tuple[str, str]] = Counter()
+    for seed in (1, 2, 3):
+        workload = SessionWorkload(
+            sessions=96,
+            concurrency=32,
+            head_tokens=2_048,
+            grown_tokens=(100, 900),
+            output_tokens=(70, 70),
+            seed=seed,
+        )
+        for name in ("fcfs", "cap:16", "cap:18", "cap:20", "auto"):
+            policy = create_policy(name, model, SchedulingLimits())
+            result = SessionSimulation(generate_sessions(workload), model, policy).run(name)
+            sums[name, "tokens"] += result.re_prefilled_tokens
+            sums[name, "sessions"] += round(result.sessions_per_hour)
+    assert sums["auto", "tokens"] <= 0.1 * sums["fcfs", "tokens"]
+    assert sums["auto", "sessions"] >= 1.5 * sums["fcfs", "sessions"]
+    assert sums["auto", "sessions"] > max(sums[f"cap:{n}", "sessions"] for n in (16, 18, 20))
+
+
 def test_scheduling_changes_nothing_without_oversubscription(sessions: list[AgentSession]) -> None:
     off, auto = run(sessions, "fcfs", 0.4), run(sessions, "auto", 0.4)
     assert auto.delayed_turns == 0
     assert auto.turns == off.turns
+
+
+def test_makespan_ends_with_the_last_turn(sessions: list[AgentSession]) -> None:
+    """Deadlines of the scheduler that are left when all turns have ended do not count."""
+    short = [replace_turns(one, 2) for one in sessions if one.follows is None]
+    result = run(short, "auto", 4)
+    assert result.delayed_turns
+    starts = [one.start for one in short]
+    ends = [one.start + result.durations[one] for one in short]
+    assert result.makespan_seconds == pytest.approx(max(ends) - min(starts))
 
 
 @pytest.mark.parametrize("oversubscription", [2, 4])
@@ -78,6 +120,18 @@ def test_scheduling_does_not_slow_sessions_down(
 def test_unknown_policies_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="must be fcfs, cap:N"):
         create_policy(name, EngineModel(10), SchedulingLimits())
+
+
+def test_gaps_of_generated_sessions_are_an_option(tmp_path: Path) -> None:
+    flags = ("--scheduling", "fcfs", "--sessions", "8", "--oversubscription", "0.5")
+    short, long = (
+        dovetail("simulate", *flags, "--gaps", kind, home=tmp_path) for kind in ("short", "long")
+    )
+    assert short.status == long.status == 0, short.err + long.err
+    assert short.out != long.out
+    wrong = dovetail("simulate", *flags, "--gaps", "none", home=tmp_path)
+    assert wrong.status == 2
+    assert "--gaps must be one of short, long, got none" in wrong.err
 
 
 def record(tmp_path: Path) -> Path:

@@ -11,7 +11,13 @@ from rich.console import Console
 from dovetail.cli.errors import fail
 from dovetail.routing.policy import POLICIES, PolicyName
 from dovetail.routing.session_turns import SchedulingLimits
-from dovetail.simulate.agent_sessions import SessionWorkload, generate_sessions, read_sessions
+from dovetail.simulate.agent_sessions import (
+    GAP_KINDS,
+    GapKind,
+    SessionWorkload,
+    generate_sessions,
+    read_sessions,
+)
 from dovetail.simulate.generator import AgentWorkload, generate_trace
 from dovetail.simulate.report import (
     build_plot,
@@ -76,6 +82,13 @@ def simulate(  # noqa: PLR0913 - each is a flag
     oversubscription: Annotated[
         float, typer.Option(min=0.01, help="With --scheduling: demand relative to the KV cache.")
     ] = 2.0,
+    gaps: Annotated[
+        str,
+        typer.Option(
+            help="With --scheduling: the tool runs of generated sessions. short: 95 % end within "
+            "10 s; long: a fifth takes one to five minutes."
+        ),
+    ] = "short",
     plot: Annotated[Path | None, typer.Option(help="Write a chart to this SVG file.")] = None,
 ) -> None:
     """Replay a trace on simulated replicas and print hit rate, TTFT and balance per policy.
@@ -83,7 +96,8 @@ def simulate(  # noqa: PLR0913 - each is a flag
     Balance is the number of prefilled tokens of the busiest replica, relative to the mean.
     """
     if scheduling is not None:
-        workload = SessionWorkload(sessions, max(1, sessions // 4), seed=seed)
+        kind = _select_gaps(gaps)
+        workload = SessionWorkload(sessions, max(1, sessions // 4), kind, seed=seed)
         loaded = None if trace is None else _load_trace(trace, block_size, AgentWorkload(sessions))
         engine = EngineModel(blocks, 64, prefill_rate, decode_ms / 1000)
         _compare_scheduling(loaded, workload, engine, (oversubscription, scheduling, plot))
@@ -135,6 +149,13 @@ def _write_plot(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         fail("simulate", f"cannot write {path}: {error.strerror}")
+
+
+def _select_gaps(name: str) -> GapKind:
+    known = {str(kind): kind for kind in GAP_KINDS}
+    if name not in known:
+        fail("simulate", f"--gaps must be one of {', '.join(GAP_KINDS)}, got {name}", 2)
+    return known[name]
 
 
 def _select_policies(names: list[str]) -> list[PolicyName]:

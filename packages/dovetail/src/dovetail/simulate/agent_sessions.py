@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from dovetail.routing.tool_times import ToolTimeKey
 from dovetail.simulate.trace import RequestTrace, TraceRequest
 
 GapKind = Literal["short", "long"]
+GAP_KINDS: tuple[GapKind, ...] = get_args(GapKind)
 #: The time of an output token by which gaps are derived from the times of a trace.
 TRACE_DECODE_SECONDS = 0.02
 #: A gap of a trace that is longer than this is the work of a person.
