@@ -1,15 +1,15 @@
-"""Session scheduling with the transformers engine and a KV cache that is too small.
+"""Session scheduling with a real engine and a KV cache that is too small.
 
 `python -m benchmarks.session_scheduling --model DIR`: agents whose contexts together need
 `--oversubscription` times the KV cache. 86 % of their turns return within 1 s and 95 % within 10 s.
 Each mode runs on a server of its own: `off`, static caps on concurrent sessions (`cap:N`), `auto`.
 Clients start the next session when one has ended, so the load is constant; what is measured are the
-turns that end in a time window after a warm-up. `--cpu` runs a tiny model on the CPU, which checks
-this program and measures nothing.
+turns that end in a time window after a warm-up. `--cpu` runs a small model on the CPU.
 """
 
 import argparse
 import json
+import os
 import re
 import socket
 import subprocess
@@ -44,6 +44,9 @@ _NOUNS = (
     "eye job word business issue side kind head house service friend father power hour game line"
 )
 WORDS = _NOUNS.split()
+#: Settings of vLLM on a CPU.
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+VLLM_BLOCK_TOKENS = 32
 #: The tools by the share of turns that call them, with the seconds that they run.
 TOOLS = (("read", 0.86, 0.1, 1.0), ("make", 0.95, 1.0, 10.0), ("test", 1.0, 10.0, 60.0))
 
@@ -340,14 +343,20 @@ def main() -> None:
         given.seed,
     )
     with tempfile.TemporaryDirectory() as scratch:
-        folder, options = given.model, [f"python={given.python}"] if given.python else []
+        folder = given.model
         if given.cpu:
-            folder = lay_out_model(Path(scratch) / "tiny", **TINY)
-            options += ["device_map=cpu", "load_format=dummy"]
+            shape = {
+                name: int(value) for name, _, value in (one.partition("=") for one in given.shape)
+            }
+            folder = lay_out_model(Path(scratch) / "tiny", **{**TINY, "head_dim": 32, **shape})
+            os.environ.update(CPU_ENVIRONMENT)
         cache = int(workload.clients * workload.mean_context / given.oversubscription)
-        options += [f"cache_tokens={cache}", *given.engine_option]
-        flags = [str(folder), "--engine", "transformers", "--served-model-name", NAME]
+        options = [*engine_options(given.engine, cache, on_cpu=given.cpu), *given.engine_option]
+        if given.python:
+            options.append(f"python={given.python}")
+        flags = [str(folder), "--engine", given.engine, "--served-model-name", NAME]
         flags += [part for option in options for part in ("--engine-option", option)]
+        flags += given.server_flag
         print(f"{workload}, KV cache {cache:,} tokens", flush=True)
         rows = []
         for mode in given.modes or default_modes(workload.clients, given.oversubscription):
@@ -357,6 +366,18 @@ def main() -> None:
             if given.out:
                 result = {"workload": vars(workload), "cache_tokens": cache, "rows": rows}
                 given.out.write_text(json.dumps(result, indent=2), "utf-8")
+
+
+def engine_options(engine: str, cache_tokens: int, *, on_cpu: bool) -> list[str]:
+    """Return the options of an engine with a KV cache of so many tokens."""
+    if engine == "transformers":
+        options = [f"cache_tokens={cache_tokens}"]
+        return [*options, "device_map=cpu", "load_format=dummy"] if on_cpu else options
+    blocks = cache_tokens // VLLM_BLOCK_TOKENS
+    options = [f"num_gpu_blocks_override={blocks}", f"block_size={VLLM_BLOCK_TOKENS}"]
+    options.append(f"max_model_len={cache_tokens // 2}")
+    cpu_options = ("dtype=float32", "enforce_eager=true", "load_format=dummy")
+    return [*options, *cpu_options] if on_cpu else options
 
 
 def plot(result: dict[str, Any]) -> str:
@@ -382,8 +403,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--model", type=Path, help="folder of the model")
-    add("--cpu", action="store_true", help="run a tiny model on the CPU")
-    add("--python", help="interpreter with torch and transformers")
+    add("--engine", choices=("transformers", "vllm"), default="transformers")
+    add("--cpu", action="store_true", help="run a small model with random weights on the CPU")
+    add("--shape", nargs="+", default=(), help="of that model, as hidden_size=512")
+    add("--python", help="interpreter with the engine")
     add("--modes", nargs="+", help="off, cap:N, auto (default: off, three caps, auto)")
     add("--clients", type=int, default=32)
     add("--turns", type=int, nargs=2, default=(12, 32))
@@ -397,6 +420,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--window", type=float, default=150.0, help="seconds of the window")
     add("--seed", type=int, default=5)
     add("--engine-option", action="append", default=[])
+    add("--server-flag", action="append", default=[], help="as =--trace-file=FILE")
     add("--out", type=Path, help="write the results to this JSON file")
     add("--plot", type=Path, help="only draw the results in --out, to this SVG file")
     given = parser.parse_args()
