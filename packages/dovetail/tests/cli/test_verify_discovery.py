@@ -171,10 +171,33 @@ def cache_by(part: Callable[[AsgiRequest], str]) -> Callable[[AsgiRequest], floa
     return delay
 
 
+def is_first_line(request: AsgiRequest) -> bool:
+    return "a1" in request.json["system"][0]["text"]
+
+
+def is_stream(request: AsgiRequest) -> bool:
+    return bool(request.json.get("stream"))
+
+
 def test_cache_check_does_not_apply_without_cached_tokens_and_latency(faulty: FaultyServer) -> None:
-    result = billing_line(faulty, Fault(change_response=without_cached_tokens))
+    fault = Fault(change_response=without_cached_tokens, delay=lambda request: 0.2)
+    result = billing_line(faulty, fault)
     assert result.outcome is CheckOutcome.NOT_APPLICABLE
     assert "neither" in result.message
+
+
+def test_few_delays_do_not_look_like_a_prefix_cache(faulty: FaultyServer) -> None:
+    """A busy machine delays two of the three prompts that are sent for the first time."""
+    delayed = cache_by(lambda request: json.dumps(request.json["system"]))
+    cold = [0.0, 1.0, 1.0]
+
+    def delay(request: AsgiRequest) -> float:
+        is_streamed_first = delayed(request) > 0 and is_first_line(request) and is_stream(request)
+        return 0.2 + (cold.pop(0) if is_streamed_first else 0.0)
+
+    fault = Fault(change_response=without_cached_tokens, delay=delay)
+    assert billing_line(faulty, fault).outcome is CheckOutcome.NOT_APPLICABLE
+    assert not cold
 
 
 @pytest.mark.long
