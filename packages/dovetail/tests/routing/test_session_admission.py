@@ -400,9 +400,13 @@ def test_engine_receives_the_time_for_which_a_place_is_held() -> None:
             prompt = array("I", [len(name)] * 1_000)
             assert await turn.enter(0, EngineRequest(f"request of {name}", prompt, 10))
             turn.finish(end)
+        turn = sessions.begin_turn(TurnProfile("disconnected", "disconnected#0", "", "head"))
+        assert await turn.enter(0, EngineRequest("disconnected request", array("I", [1]), 10))
+        turn.cancel(release=True)
         await pool.stop()
         return engine.retained
 
-    ((request, seconds),) = run_jumping(scene())
+    (request, seconds), *rest = run_jumping(scene())
     assert request == "request of tool"
     assert seconds > 0
+    assert rest == [("request of user", 0.0), ("disconnected request", 0.0)]

@@ -438,7 +438,7 @@ def test_engine_keeps_nothing_for_sessions_while_scheduling_is_suspended() -> No
 
     async def scene() -> None:
         sessions = SessionAdmission(kv_tokens=1_000, limits=LIMITS)
-        sessions.add_replica(0, "e", None, lambda request, seconds: retained.append((request, 1)))
+        sessions.add_replica(0, "e", None, lambda *call: retained.append(call))
         queue = sessions.queue(0)
         assert queue is not None
         for is_suspended in (False, True):
@@ -446,8 +446,12 @@ def test_engine_keeps_nothing_for_sessions_while_scheduling_is_suspended() -> No
                 suspend(queue.scheduler, asyncio.get_running_loop().time() - 10_000.0)
             now = asyncio.get_running_loop().time()
             turn = queue.arrive(TurnArrival("a", 100), now, is_started=False)
-            queue.finish(turn, TurnEnd(100 + OUTPUT_TOKENS, BASH, return_seconds=0.1), "r")
+            end = TurnEnd(100 + OUTPUT_TOKENS, BASH, return_seconds=0.1)
+            queue.finish(turn, end, f"request {is_suspended}")
         sessions.stop()
 
     run_jumping(scene())
-    assert retained == [("r", 1)]
+    (before, seconds), suspended_call = retained
+    assert before == "request False"
+    assert seconds > 0
+    assert suspended_call == ("request True", 0.0)

@@ -83,6 +83,8 @@ class FakeSglang:
     script: Iterable[bytes] | None = None
     requests: list[Json] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    closed_sessions: list[str] = field(default_factory=list)
+    close_status: int = 200
     headers: list[str] = field(default_factory=list)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
     abort_received: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,6 +114,9 @@ class FakeSglang:
         elif (method, path) == ("POST", "/abort_request"):
             self._abort(msgspec.json.decode(content)["rid"])
             _respond(writer, self.abort_status, {})
+        elif (method, path) == ("POST", "/close_session"):
+            self.closed_sessions.append(msgspec.json.decode(content)["session_id"])
+            _respond(writer, self.close_status, {})
         else:
             _respond(writer, 200 if path in self.paths else 404, self.paths.get(path, {}))
 

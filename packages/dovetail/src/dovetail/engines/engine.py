@@ -123,7 +123,7 @@ class RetainingEngine(Protocol):
     """An engine that keeps the prefix of a session for a given time, if there is room."""
 
     def retain(self, request: str, seconds: float) -> None:
-        """Prefer to keep the cached prompt and output of a finished request for some time."""
+        """Prefer to keep the cached prompt and output of a finished request for some time only."""
 
 
 @dataclass(frozen=True)

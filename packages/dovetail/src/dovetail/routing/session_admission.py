@@ -139,7 +139,8 @@ class SessionAdmission:
     ) -> None:
         """Schedule the sessions of a replica, or continue after its engine was restarted.
 
-        `retain`: passes the engine the time for which it keeps what it has cached for a request.
+        `retain`: passes the engine the time for which it keeps what it has cached for a request,
+        once that has ended.
         """
         capacity = self._kv_tokens or reported_tokens
         fields: dict[str, object] = {"engine": engine, "replica": index}
@@ -373,7 +374,7 @@ class SessionTurn:
     def _leave(self) -> None:
         self._stop_meter()
         if self._turn is not None and self._queue is not None:
-            self._queue.cancel(self._turn)
+            self._queue.cancel(self._turn, self._request)
         self._turn = None
 
     def _arrival(self, request: EngineRequest) -> TurnArrival:

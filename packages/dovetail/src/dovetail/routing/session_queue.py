@@ -45,8 +45,8 @@ class SessionQueue:
 
     `engine`: the name of the engine, for the log.
     `on_change`: called after each change, when there may be room for turns of other replicas.
-    `retain`: called with the id of the last request of a session whose place is held, and with the
-    seconds; None if the engine has no such function.
+    `retain`: called with the id of the last request of a turn that has ended, and with the seconds
+    for which the place of its session is held, perhaps 0; None if the engine has no such function.
     """
 
     def __init__(
@@ -103,16 +103,18 @@ class SessionQueue:
     def finish(self, turn: Turn, end: TurnEnd, request: str) -> None:
         """End a turn. `request`: the id of its last engine request."""
         seconds = self.scheduler.finish(turn, end, _now())
-        if seconds > 0 and self.retain is not None and not self.scheduler.is_suspended:
-            self.retain(request, seconds)
+        if self.retain is not None:
+            self.retain(request, 0.0 if self.scheduler.is_suspended else seconds)
         if self.scheduler.capacity_tokens and not self.scheduler.prefill_rate.is_measured:
             self._finished += 1
             if self._finished == UNMEASURED_TURNS:
                 self._report_unmeasured()
         self.dispatch()
 
-    def cancel(self, turn: Turn) -> None:
-        """Remove a turn, whether it waits or runs."""
+    def cancel(self, turn: Turn, request: str) -> None:
+        """Remove a turn, whether it waits or runs. `request`: the id of its last engine request."""
+        if self.retain is not None and turn.state == "running":
+            self.retain(request, 0.0)
         self.scheduler.cancel(turn, _now())
         self.dispatch()
 

@@ -131,7 +131,7 @@ def test_aborts_are_not_sent_to_a_server_without_them() -> None:
                 async with aclosing(iter_deltas(engine, make_request())) as deltas:
                     await anext(deltas)
                 await server.abort_received.wait()
-                await asyncio.gather(*engine._aborts)
+                await engine._control.wait()
         assert len(server.aborted) == 1
 
     run(main())

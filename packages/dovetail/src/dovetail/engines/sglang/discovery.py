@@ -153,7 +153,10 @@ DEFAULT_GRAMMAR_BACKEND = "xgrammar"
 
 @dataclass(frozen=True)
 class SglangServerInfo:
-    """How a server was started. `reported` is False if it does not report this, as a router."""
+    """How a server was started. `reported` is False if it does not report this, as a router.
+
+    `has_session_references`: it evicts what belongs to open sessions last.
+    """
 
     reported: bool = False
     priority_order: PriorityOrder | None = None
@@ -162,6 +165,7 @@ class SglangServerInfo:
     incremental_output: bool | None = None
     version: str = ""
     kv_tokens: int | None = None
+    has_session_references: bool = False
 
 
 def parse_server_info(
@@ -178,6 +182,7 @@ def parse_server_info(
         incremental_output=_flag(info, "incremental_streaming_output", "stream_output"),
         version=str(info.get("version") or ""),
         kv_tokens=_number(info, "max_total_num_tokens") or None,
+        has_session_references=bool(info.get("enable_session_radix_cache")),
     )
 
 

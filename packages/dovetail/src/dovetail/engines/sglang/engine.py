@@ -1,10 +1,7 @@
 """An SGLang server as a token engine, over its native `/generate`."""
 
-import asyncio
 import logging
 from secrets import token_hex
-
-import msgspec
 
 from dovetail.engines.engine import (
     EngineCapabilities,
@@ -16,6 +13,7 @@ from dovetail.engines.engine import (
 from dovetail.engines.redaction import Redactor
 from dovetail.engines.sampling import OPTIONAL_SAMPLING
 from dovetail.engines.served_model import ServedModelCheck
+from dovetail.engines.sglang.control import ControlClient
 from dovetail.engines.sglang.discovery import (
     SERVER_INFO_PATHS,
     SglangOptions,
@@ -28,6 +26,7 @@ from dovetail.engines.sglang.discovery import (
 )
 from dovetail.engines.sglang.frames import SERVER_NAME, SglangFrameReader, sglang_error_from_status
 from dovetail.engines.sglang.request import encode_request
+from dovetail.engines.sglang.session_references import SessionReferences
 from dovetail.engines.timeouts import HEALTH_TIMEOUTS
 from dovetail.engines.token_ids import PromptEncoder
 from dovetail.engines.token_stream import TokenStreamReader
@@ -41,8 +40,6 @@ from dovetail.net.http_client import (
 )
 from dovetail_model import DovetailError, EngineUnavailable
 from dovetail_tokenizers import Tokenizer
-
-ABORT_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +66,11 @@ class SglangEngine:
         self._served_model = ServedModelCheck(f"{SERVER_NAME} at {endpoint}")
         self._model_path: str | None = None
         self._health_path: str | None = None
-        self._supports_abort = True
         self._running: set[str] = set()
         self._connections = ConnectionGroup()
         self._prompt_encoder = PromptEncoder()
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._control = ControlClient(endpoint)
+        self._references = SessionReferences(self._close_session)
         self.capabilities = self._build_capabilities()
 
     async def start(self) -> None:
@@ -85,7 +82,7 @@ class SglangEngine:
             await fetch_json(self._endpoint, *SERVER_INFO_PATHS), self._options
         )
         self.capabilities = self._build_capabilities()
-        self._supports_abort = True
+        self._control.reset()
         self._health_path = await find_health_path(self._endpoint)
         if self._server_info.incremental_output is False:
             advice = "start SGLang with --incremental-streaming-output"
@@ -98,8 +95,19 @@ class SglangEngine:
         """Push deltas as they arrive. Cancelling closes the connection and aborts the request."""
         if self._served_model.problem:
             raise EngineUnavailable(f"{SERVER_NAME} serves another model than at startup")
-        with self._redactor.clean_errors():
-            await self._generate(request, sink)
+        is_tracked = self._server_info.has_session_references
+        if is_tracked:
+            self._references.start(request)
+        try:
+            with self._redactor.clean_errors():
+                await self._generate(request, sink)
+        finally:
+            if is_tracked:
+                self._references.finish(request)
+
+    def retain(self, request: str, seconds: float) -> None:
+        """Let SGLang evict the session of a finished request last for some time."""
+        self._references.retain(request, seconds)
 
     async def health(self) -> EngineHealth:
         """Return whether the server responds and has the model, and the facts that it reported."""
@@ -124,9 +132,10 @@ class SglangEngine:
         self._health_path = None
         running, self._running = self._running, set()
         self._connections.abort_all()  # a server that hangs would never end them
+        self._references.stop()
         for rid in running:
-            self._schedule_abort(rid)
-        await asyncio.gather(*self._aborts)
+            self._control.abort(rid)
+        await self._control.wait()
 
     async def _generate(self, request: EngineRequest, sink: TokenSink) -> None:
         check_prompt_length(request, self.capabilities.context_length)
@@ -159,28 +168,11 @@ class SglangEngine:
         finally:
             self._running.discard(rid)
             if abort_on_exit and not reader.is_finished:
-                self._schedule_abort(rid)
+                self._control.abort(rid)
 
-    def _schedule_abort(self, rid: str) -> None:
-        """Abort a request explicitly: SGLang detects disconnected clients only after seconds."""
-        if self._supports_abort:
-            task = asyncio.get_running_loop().create_task(self._abort(rid))
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
-
-    async def _abort(self, rid: str) -> None:
-        body = msgspec.json.encode({"rid": rid})
-        client_request = ClientRequest("POST", "/abort_request", body, timeouts=ABORT_TIMEOUTS)
-        try:
-            status, _ = await fetch(self._endpoint, client_request)
-        except DovetailError as error:
-            fields = {"engine": SERVER_NAME, "request": rid, "error": error.message}
-            _log.info("abort_failed", extra={"fields": fields})
-            return
-        if status in (401, 403, 404, 405):
-            self._supports_abort = False
-            refusal = {"engine": SERVER_NAME, "status": status}
-            _log.info("abort_unsupported", extra={"fields": refusal})
+    def _close_session(self, session: str) -> None:
+        if self._health_path is not None:
+            self._control.close_session(session)
 
     async def _check_model(self) -> str:
         if self._model_path is None:
