@@ -66,12 +66,12 @@ def test_data_that_arrived_with_the_head_is_pushed() -> None:
 def test_large_data_that_arrived_with_the_head_is_pushed() -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED + chunk(b"x" * (2 * MAX_UNREAD_BYTES)))(reader, writer)
-        await asyncio.sleep(SHORT.timeouts.read / 4)
         writer.write(chunk(b"y") + b"0\r\n\r\n")
 
     async def main() -> None:
-        async with server(handle) as endpoint, send_request(endpoint, SHORT) as reply:
-            await asyncio.sleep(SHORT.timeouts.read / 2)  # no consumer reads yet
+        async with server(handle) as endpoint, send_request(endpoint, POST) as reply:
+            while not reply._connection._paused:  # noqa: ASYNC110 - no consumer reads yet
+                await asyncio.sleep(0.001)
             await reply.stream_to(poured.take, poured.wait)
 
     poured = Poured()
@@ -120,7 +120,7 @@ def test_read_timeout_while_streaming() -> None:
         await reader.read()
 
     poured = Poured()
-    with pytest.raises(EngineTimeout, match=r"sent no data for 0\.05 s"):
+    with pytest.raises(EngineTimeout, match=r"sent no data for 0\.5 s"):
         pouring(silent, poured, SHORT)
     assert poured.parts == [b"a"]
 
@@ -128,14 +128,16 @@ def test_read_timeout_while_streaming() -> None:
 def test_full_consumer_does_not_cause_a_read_timeout() -> None:
     class Slow(Poured):
         async def wait(self) -> bool:
-            await asyncio.sleep(3 * SHORT.timeouts.read)
+            await asyncio.sleep(2 * SHORT.timeouts.read)
+            more.set()
             return await super().wait()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await responding_with(CHUNKED, chunk(b"a"))(reader, writer)
-        await asyncio.sleep(SHORT.timeouts.read / 2)
+        await more.wait()
         writer.write(chunk(b"b") + b"0\r\n\r\n")
 
+    more = asyncio.Event()
     poured = Slow(frozenset([1]))
     pouring(handle, poured, SHORT)
     assert b"".join(poured.parts) == b"ab"

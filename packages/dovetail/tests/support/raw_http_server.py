@@ -9,8 +9,9 @@ from dovetail_model import DovetailError, EngineUnavailable
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 POST = ClientRequest("POST", "/x", b"{}")
-GET = ClientRequest("GET", "/x", timeouts=Timeouts(connect=5.0, read=10.0))
-SHORT = ClientRequest("POST", "/x", b"{}", timeouts=Timeouts(connect=5.0, read=0.05))
+GET = ClientRequest("GET", "/x", timeouts=Timeouts(connect=30.0, read=30.0))
+#: A loaded machine must deliver a response in this time.
+SHORT = ClientRequest("POST", "/x", b"{}", timeouts=Timeouts(connect=30.0, read=0.5))
 
 
 @asynccontextmanager
