@@ -301,9 +301,9 @@ def test_marks_are_normalized_as_by_the_standard_library(form: NormalForm) -> No
 def test_a_long_run_of_marks_takes_linear_time() -> None:
     """The standard library takes about a minute for this text, and holds the GIL."""
     text = "\u0315" * 50_000 + "\u0301" * 50_000
-    started = time.perf_counter()
+    started = time.thread_time()
     assert normalize("NFC", text) == "\u0301" * 50_000 + "\u0315" * 50_000
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
 
 
 def test_text_that_is_too_long_for_one_call_is_an_error() -> None:

@@ -346,8 +346,9 @@ def test_connection_is_reused_after_a_rest_that_is_skipped(end: bytes, connectio
                     assert await anext(response.iter_chunks()) == b"last"
                     response.skip_rest()
                 left.put_nowait(None)
-                while end and group._idle and not group._idle[0].can_be_reused:
-                    await asyncio.sleep(0.001)  # the end has not arrived
+                # Until the end has arrived.
+                while end and group._idle and not group._idle[0].can_be_reused:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
             group.abort_all()
         return opened
 

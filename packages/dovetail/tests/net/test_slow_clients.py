@@ -39,7 +39,7 @@ def test_header_sent_byte_by_byte_times_out() -> None:
 
 
 def test_empty_lines_do_not_keep_a_connection_open() -> None:
-    timeouts = ConnectionTimeouts(header_seconds=0.3)
+    timeouts = ConnectionTimeouts(header_seconds=1.0)
 
     async def scene() -> None:
         async with serving(timeouts=timeouts) as stage, await wire_to(stage, get()) as wire:

@@ -113,8 +113,8 @@ def test_the_cost_of_a_token_does_not_grow_with_the_output() -> None:
 def _measure(detector: RepetitionDetector) -> float:
     best = float("inf")
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.thread_time()
         for _ in range(50):
             detector.find_period()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
     return best

@@ -168,8 +168,9 @@ def test_aborted_and_silent_handshakes(
         async with secured(tmp_path, ConnectionTimeouts(header_seconds=0.05)) as (stage, _):
             assert await send_raw(stage, b"") == b""
             await failed(stage, "unused", 1)
-            assert await send_raw(stage, hello[:20]) == b""
-            await failed(stage, "timeout")
+            # On a busy machine, the server may give up before it has read something.
+            while not stage.metric("dovetail_tls_failures_total", reason="timeout"):
+                assert await send_raw(stage, hello[:20]) == b""
 
     with failures(caplog) as lines:
         play(loop, scene)

@@ -60,6 +60,6 @@ async def send(stage: Stage, session: str, **headers: str) -> Reply:
 
 
 async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not condition():  # noqa: ASYNC110 - many different conditions
             await asyncio.sleep(0.005)

@@ -166,7 +166,7 @@ def test_message_with_too_many_fragments_closes_the_connection(piece: str) -> No
 
 @pytest.mark.parametrize("sent", [b"\x81", b"\x81\xfe\xff\xff0000and no more", b"\x01\x810000{"])
 def test_message_timeout(sent: bytes) -> None:
-    options = HttpOptions(websocket_options=WebSocketOptions(message_timeout_seconds=0.3))
+    options = HttpOptions(websocket_options=WebSocketOptions(message_timeout_seconds=1.0))
 
     async def scene() -> None:
         async with serving(options) as stage:
@@ -175,7 +175,7 @@ def test_message_timeout(sent: bytes) -> None:
                 for part in (b"\x89", b"\x800000"):  # a ping in two parts
                     socket.transport.write(part)
                     await asyncio.sleep(0.01)
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(1.2)
                 assert (
                     text_of(await request_response(socket)) == "Hello."
                 )  # an idle connection has no incomplete message
@@ -284,7 +284,7 @@ def test_fragmented_message_is_assembled() -> None:
 
 
 def test_idle_websocket_is_closed() -> None:
-    options = HttpOptions(websocket_options=WebSocketOptions(idle_timeout_seconds=0.3))
+    options = HttpOptions(websocket_options=WebSocketOptions(idle_timeout_seconds=1.0))
 
     async def scene() -> None:
         async with serving(options) as stage, socket_to(stage) as socket:
@@ -296,7 +296,7 @@ def test_idle_websocket_is_closed() -> None:
 
             stage.engine.plan = play
             await send_request(socket)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.2)
             go_on.set()  # a connection with a running response is not idle
             assert (await read_response(socket))[-1]["type"] == "response.completed"
             assert await closed(socket) == 1001

@@ -1,4 +1,4 @@
-"""Requests to an SGLang server beside the generations: aborts and ends of sessions."""
+"""Requests to an SGLang server in addition to the generations: aborts and ends of sessions."""
 
 import asyncio
 import logging
