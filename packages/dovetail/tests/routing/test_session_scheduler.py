@@ -234,10 +234,9 @@ def test_returning_turns_go_before_cold_ones_of_equal_priority() -> None:
     b = arrive(one, "b", 500)
     one.finish(a, TurnEnd(500, BASH), 1.0)
     arrive(one, "cold", 100, 2.0)
-    one.arrive(TurnArrival("cached", 100, cached_tokens=90), 3.0)
     arrive(one, "a", 500, 4.0)
     one.finish(b, TurnEnd(500, waits_for_user=True), 4.0)
-    assert sessions_of(one.admit(4.0)) == ["a", "cached", "cold"]
+    assert sessions_of(one.admit(4.0)) == ["a", "cold"]
 
 
 def test_tenants_share_the_capacity() -> None:

@@ -21,7 +21,6 @@ ARRIVALS = st.builds(
     expected_output_tokens=st.integers(0, 100),
     priority=st.integers(-1, 1),
     background=st.booleans(),
-    cached_tokens=st.integers(0, 500),
 )
 ENDS = st.builds(
     TurnEnd,

@@ -249,7 +249,7 @@ class SessionScheduler:
             return (0, turn.arrived_at, turn.number)
         arrival = turn.arrival
         session = self._sessions[arrival.session]
-        is_cold = session.placement is None and 2 * arrival.cached_tokens < arrival.prompt_tokens
+        is_cold = session.placement is None
         share = self._places.tenants.get(session.tenant, 0) if is_cold else 0
         order = (is_cold, share, session.first_seen, turn.number)
         return (1, -arrival.priority, arrival.background, *order)

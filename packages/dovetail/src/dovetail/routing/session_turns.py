@@ -36,7 +36,7 @@ class SchedulingLimits:
     rotation_seconds: float = 150.0
     rotation_factor: float = 10.0
     prefill_tokens_per_second: float = 10_000.0
-    hold_factor: float = 8.0
+    hold_factor: float = 12.0
     headroom: float = 0.1
     headroom_seconds: float = 1.0
 
@@ -52,7 +52,6 @@ class TurnArrival:
     `expected_output_tokens`: reserved for the output.
     `priority`: a higher priority is admitted first.
     `background`: no client waits for the response: interactive turns of equal priority go first.
-    `cached_tokens`: the tokens of the prompt that the engine is known to have cached.
     """
 
     session: str
@@ -63,7 +62,6 @@ class TurnArrival:
     expected_output_tokens: int = 0
     priority: int = 0
     background: bool = False
-    cached_tokens: int = 0
 
     @property
     def head_tokens(self) -> int:
