@@ -107,11 +107,13 @@ class _Head:
 class SessionPlaces:
     """Who occupies the KV cache.
 
+    `capacity`: the tokens of the KV cache; None if that is not known.
     `used`: the tokens of all places, with each head once.
     `tenants`: the tokens of the places of each tenant, without heads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
         self.used = 0
         self.tenants: dict[str, int] = {}
         self._heads: dict[str, _Head] = {}
@@ -154,19 +156,25 @@ class SessionPlaces:
         self._change_head(session, None, 0)
         session.placement = None
 
-    def evict(self, capacity: int) -> None:
+    def evict(self) -> None:
         """Shrink places as an engine does whose running turns and places exceed the capacity.
 
         It evicts the least recently used blocks. Those of running turns stay.
         """
-        for session in list(self._parked.values()) if self.used > capacity else ():
-            excess = self.used - capacity
+        if self.capacity is None or self.used <= self.capacity:
+            return
+        for session in list(self._parked.values()):
+            excess = self.used - self.capacity
             if excess <= 0:
                 return
-            if session.tokens > excess:
-                self._resize(session, session.tokens - excess)
-            else:
-                self.leave(session)
+            self.shrink(session, excess)
+
+    def shrink(self, session: PlacedSession, tokens: int) -> None:
+        """Take so many tokens of a session's place away, or all of it if it has no more."""
+        if session.tokens > tokens:
+            self._resize(session, session.tokens - tokens)
+        else:
+            self.leave(session)
 
     def select(
         self, candidates: Iterable[PlacedSession], tokens: int, retained_head: str | None
@@ -189,11 +197,9 @@ class SessionPlaces:
                     tokens -= head.tokens
         return selected if tokens <= 0 else None
 
-    def can_fit(
-        self, session: PlacedSession, arrival: TurnArrival, capacity: int, now: float
-    ) -> bool:
+    def can_fit(self, session: PlacedSession, arrival: TurnArrival, now: float) -> bool:
         """Return whether a turn fits if sessions that are not held give up their places."""
-        missing = self.used + self.tokens_needed(session, arrival) - capacity
+        missing = self.used + self.tokens_needed(session, arrival) - (self.capacity or 0)
         idle = (one for one in self.parked() if one is not session and one.hold_until <= now)
         return missing <= 0 or self.select(idle, missing, arrival.head) is not None
 

@@ -13,12 +13,9 @@ The scheduler is a pure state machine. It neither waits nor reads a clock: call 
 change and at `next_deadline`, and send the turns that it returns to the engine.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator
-from functools import partial
 from itertools import count, takewhile
 from math import inf
-from operator import add
 
 from dovetail.routing.prefill_rate import PrefillRate
 from dovetail.routing.session_holds import HeldReturns, HoldTimes
@@ -31,16 +28,11 @@ from dovetail.routing.session_turns import (
     TurnArrival,
     TurnEnd,
 )
+from dovetail.routing.session_waits import RESERVED_SECONDS, WaitingTurns
 from dovetail.routing.tool_times import ToolTimes
 
 #: After so many turns without room, those that need places of others wait for the next call.
 MAX_REJECTED_TURNS = 16
-#: No turn takes the place of a session that is expected back before it has waited this long.
-MIN_ROTATION_SECONDS = 30.0
-#: No other turn runs for this time after a turn has become overdue, until it runs.
-RESERVED_SECONDS = 10.0
-#: Turns of tenants below their share take places after this part of that time.
-FAIR_ROTATION_PART = 0.25
 
 _Rank = tuple[float, ...]
 
@@ -59,20 +51,21 @@ class SessionScheduler:
         limits: SchedulingLimits | None = None,
         tool_times: ToolTimes | None = None,
     ) -> None:
-        self.capacity_tokens = capacity_tokens
         self.limits = limits or SchedulingLimits()
         self.tool_times = tool_times or ToolTimes()
         self.prefill_rate = PrefillRate(self.limits.prefill_tokens_per_second)
         self.counters = SchedulerCounters()
         self.running_turns = 0
-        self._places = SessionPlaces()
+        self._places = SessionPlaces(capacity_tokens)
         self._sessions = KnownSessions(self._places)
-        self._waiting: dict[int, Turn] = {}
-        self._waiting_tokens = 0
+        self._waiting = WaitingTurns(self.limits, self.prefill_rate, self._places)
         self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
         self._returns = HeldReturns()
         self._numbers = count()
-        self._rotation = self._rotation_seconds()  # of the last change
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        return self._places.capacity
 
     @property
     def used_tokens(self) -> int:
@@ -118,8 +111,7 @@ class SessionScheduler:
         if is_started:
             self._try_admit(turn, now, is_forced=True)
         elif not self._runs_at_once(turn, now):
-            self._waiting[turn.number] = turn
-            self._waiting_tokens += arrival.own_tokens
+            self._waiting.add(turn)
         return turn
 
     def admit(self, now: float) -> list[Turn]:
@@ -130,12 +122,12 @@ class SessionScheduler:
         waits for long ones, and stopping all others would not help it.
         """
         admitted: list[Turn] = []
-        self._rotation = self._rotation_seconds()
+        self._waiting.update()
         rejected: list[tuple[float, int]] = []
         is_reserved = False
-        for turn in sorted(self._waiting.values(), key=lambda one: self._rank(one, now)):
+        for turn in sorted(self._waiting, key=lambda one: self._rank(one, now)):
             session = self._sessions[turn.arrival.session]
-            is_overdue = self._is_overdue(turn, now)
+            is_overdue = self._waiting.is_overdue(turn, now)
             placement = inf if session.placement is None else session.placement
             needed = self._places.tokens_needed(session, turn.arrival)
             if self._missing_tokens(session, needed, is_overdue=is_overdue) > 0:
@@ -146,10 +138,10 @@ class SessionScheduler:
             elif is_reserved and session.placement is None:
                 continue
             if self._try_admit(turn, now):
-                self._stop_waiting(turn)
+                self._waiting.remove(turn)
                 admitted.append(turn)
             elif is_overdue:
-                if not self._is_overdue(turn, now - RESERVED_SECONDS):
+                if not self._waiting.is_overdue(turn, now - RESERVED_SECONDS):
                     break
                 is_reserved = True
             else:
@@ -177,7 +169,7 @@ class SessionScheduler:
         """Remove a turn that waits, or record that a running one was interrupted."""
         if turn.state == "waiting":
             turn.state = "finished"
-            self._stop_waiting(turn)
+            self._waiting.remove(turn)
             session = self._sessions[turn.arrival.session]
             session.waiting -= 1
             if not session.has_turns:
@@ -201,8 +193,8 @@ class SessionScheduler:
 
     def set_capacity(self, tokens: int | None, now: float) -> None:
         """Change the capacity. Running turns continue; places are lost if it is smaller."""
-        self.capacity_tokens = tokens
-        self._evict()
+        self._places.capacity = tokens
+        self._places.evict()
 
     def reset(self, now: float) -> None:
         """Record that the engine was restarted: its KV cache is empty."""
@@ -214,18 +206,13 @@ class SessionScheduler:
         """Return the next time at which `admit` has to be called without any other change."""
         if not self._waiting:
             return None
-        overdue = [self._rotation_seconds() * part for part in (1.0, FAIR_ROTATION_PART)]
-        reserved = (wait + RESERVED_SECONDS for wait in overdue)
-        arrivals = sorted(turn.arrived_at for turn in self._waiting.values())
-        times = [session.hold_until for session in self._places.parked()]
-        for wait in (self.limits.max_wait_seconds, *overdue, *reserved):
-            passed = bisect_right(arrivals, now, key=partial(add, wait))
-            times += (arrived_at + wait for arrived_at in arrivals[passed : passed + 1])
+        times = [one.hold_until for one in self._places.parked()]
+        times.append(self._waiting.next_deadline(now))
         return min((time for time in times if now < time < inf), default=None)
 
     def sessions(self, now: float) -> list[SessionState]:
         """Return the sessions that have a place or a turn."""
-        arrived = {turn.arrival.session: turn.arrived_at for turn in self._waiting.values()}
+        arrived = self._waiting.arrivals()
         return [
             session.state(arrived.get(session.key), now)
             for session in self._sessions.values()
@@ -236,7 +223,7 @@ class SessionScheduler:
         """Return whether there is room for a turn while none waits, even if all are admitted."""
         session = self._sessions.get(arrival.session)
         session = session or PlacedSession(arrival.session, arrival.tenant, now)
-        return self._places.can_fit(session, arrival, self.capacity_tokens or 0, now) or not (
+        return self._places.can_fit(session, arrival, now) or not (
             self.running_turns or self._places.is_held(session, now)
         )
 
@@ -245,7 +232,7 @@ class SessionScheduler:
 
     def _rank(self, turn: Turn, now: float) -> _Rank:
         """Return the sort key of a waiting turn: the lowest is admitted first."""
-        if self._is_overdue(turn, now):
+        if self._waiting.is_overdue(turn, now):
             return (0, turn.arrived_at, turn.number)
         arrival = turn.arrival
         session = self._sessions[arrival.session]
@@ -253,31 +240,6 @@ class SessionScheduler:
         share = self._places.tenants.get(session.tenant, 0) if is_cold else 0
         order = (is_cold, share, session.first_seen, turn.number)
         return (1, -arrival.priority, arrival.background, *order)
-
-    def _is_overdue(self, turn: Turn, now: float) -> bool:
-        """Return whether a turn has waited so long that it may take the place of a session."""
-        if now < turn.arrived_at + self._rotation * FAIR_ROTATION_PART:
-            return False
-        return now >= turn.arrived_at + self._rotation or self._is_below_share(turn.arrival.tenant)
-
-    def _rotation_seconds(self) -> float:
-        """Return the wait after which turns take the places of sessions that are expected back."""
-        limits = self.limits
-        cost = limits.rotation_factor * self.prefill_rate.seconds(self._waiting_tokens)
-        longest = min(limits.rotation_seconds, limits.max_wait_seconds)
-        return min(max(cost, MIN_ROTATION_SECONDS), longest)
-
-    def _is_below_share(self, tenant: str) -> bool:
-        """Return whether a tenant has less than half of its share, and others have more."""
-        tenants = self._places.tenants
-        count = len(tenants) + (tenant not in tenants)
-        capacity = self.capacity_tokens or 0
-        return count > 1 and tenants.get(tenant, 0) * count * 2 < capacity
-
-    def _stop_waiting(self, turn: Turn) -> None:
-        del self._waiting[turn.number]
-        self._waiting_tokens -= turn.arrival.own_tokens
-        self._rotation = self._rotation_seconds()
 
     def _try_admit(self, turn: Turn, now: float, *, is_forced: bool = False) -> bool:
         """Start a turn if there is room, taking the places of others where that is allowed."""
@@ -288,7 +250,7 @@ class SessionScheduler:
                 return False
             turn.is_forced = True
         self._places.occupy(session, arrival)
-        self._evict()
+        self._places.evict()
         is_alone = self.running_turns == session.running
         capacity = self.capacity_tokens
         turn.has_room = is_alone or capacity is None or self.used_tokens <= capacity
@@ -332,7 +294,7 @@ class SessionScheduler:
         """Take the places that a turn needs. Return whether it may run."""
         places = self._places
         needed = places.tokens_needed(session, turn.arrival)
-        is_overdue = self._is_overdue(turn, now)
+        is_overdue = self._waiting.is_overdue(turn, now)
         missing = self._missing_tokens(session, needed, is_overdue=is_overdue)
         if missing <= 0:
             return True
@@ -358,7 +320,7 @@ class SessionScheduler:
     def _victims(self, turn: Turn, session: PlacedSession, now: float) -> Iterator[PlacedSession]:
         """Iterate over the sessions whose places a turn may take, in the order of taking them."""
         others = [one for one in self._places.parked() if one is not session]
-        is_cold = session.placement is None and not self._is_overdue(turn, now)
+        is_cold = session.placement is None and not self._waiting.is_overdue(turn, now)
         if is_cold and self._waiting:
             # The engine evicts the least recently used prefix first: what is newer than a held
             # place cannot be freed without losing that place.
@@ -366,7 +328,7 @@ class SessionScheduler:
             return
         yield from (one for one in others if one.hold_until <= now)
         held = [one for one in others if one.hold_until > now]
-        if self._is_overdue(turn, now):
+        if self._waiting.is_overdue(turn, now):
             yield from sorted(held, key=lambda one: one.placement or 0)
         elif not is_cold:
             # The session has grown. The sessions that were admitted after it give way, so that
@@ -393,8 +355,4 @@ class SessionScheduler:
             return
         session.hold_until = inf if session.waiting else hold_until
         self._places.park(session, context_tokens)
-        self._evict()
-
-    def _evict(self) -> None:
-        if self.capacity_tokens is not None:
-            self._places.evict(self.capacity_tokens)
+        self._places.evict()
