@@ -31,6 +31,8 @@ def test_capacity_is_configured_or_reported_by_the_engine() -> None:
     blocks = Config(session_scheduling="auto", kv_blocks=100, kv_block_size=32)
     assert capacity(blocks, 4096) == 3200
     assert capacity(Config(session_scheduling="auto", kv_tokens=500, kv_blocks=1), 4096) == 500
+    events = Config(session_scheduling="auto", kv_blocks=100, kv_events=("tcp://*:5557",))
+    assert capacity(events, 4096) == 4096  # the replicas define the size of the blocks
 
 
 def test_engine_without_a_known_capacity_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -222,7 +222,9 @@ def create_session_admission(config: Config) -> SessionAdmission | None:
             "--session-scheduling auto requires --workers 1: worker processes do not know each "
             "other's sessions"
         )
-    blocks = None if config.kv_blocks is None else _cache_tokens(config)
+    # With KV events, the replicas report the size of their blocks, but not before they cache some.
+    has_blocks = config.kv_blocks is not None and (config.kv_block_size or not config.kv_events)
+    blocks = _cache_tokens(config) if has_blocks else None
     limits = SchedulingLimits(max_wait_seconds=config.session_max_wait)
     return SessionAdmission(config.kv_tokens or blocks, limits)
 
