@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from http_fixture import NAME, head, run, service, serving
 from returning_sessions import suspend
-from scheduling_fixture import ADMIN, CAPACITY, TEXT, body, scheduling, send, wait_until
+from scheduling_fixture import ADMIN, CAPACITY, SLOW, TEXT, body, scheduling, send, wait_until
 
 from dovetail.access.auth import ApiKeys
 from dovetail.http.options import HttpOptions
@@ -137,6 +137,45 @@ def test_disconnect_frees_the_place_at_once(waits: bool) -> None:
     run(scene)
 
 
+def test_disconnect_of_a_final_request_frees_all_places_of_the_session() -> None:
+    async def scene() -> None:
+        async with scheduling(600, limits=SLOW) as (stage, sessions, go_on):
+            go_on.set()
+            await send(stage, "one")
+            go_on.clear()
+            other = asyncio.create_task(send(stage, "other"))
+            await wait_until(lambda: stage.engine.running)
+            _, writer = await stage.connect()
+            sent = json.dumps(body(stream=True, system=TEXT)).encode()
+            headers = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
+            headers["x_dynamo_session_final"] = "true"
+            writer.write(head("POST", "/v1/messages", len(sent), headers) + sent)
+            await wait_until(lambda: sessions.has_waiting_turns(0))
+            assert len([*sessions.sessions()]) == 3
+            writer.close()
+            await wait_until(lambda: len([*sessions.sessions()]) == 1)
+            go_on.set()
+            await other
+
+    run(scene)
+
+
+def test_subagent_does_not_wait_for_the_session_that_waits_for_it() -> None:
+    async def scene() -> None:
+        async with scheduling(400, limits=SLOW) as (stage, sessions, go_on):
+            go_on.set()
+            await send(stage, "one")  # it ends with a tool call
+            ((_, caller),) = sessions.sessions()
+            assert caller.status == "held"
+            headers = {"x_dynamo_session_id": "one", "x_api_key": ADMIN}
+            subagent = body(system="A subagent.")
+            reply = await stage.request("POST", "/v1/messages", subagent, **headers)
+            assert reply.status == 200
+            assert sessions.stats.waits.sum == 0
+
+    run(scene)
+
+
 def test_stream_of_a_waiting_turn_is_opened() -> None:
     async def scene() -> None:
         async with scheduling(start_timeout_seconds=0.01) as (stage, sessions, go_on):
@@ -234,7 +273,8 @@ def test_sessions_of_a_server_without_scheduling_are_not_listed() -> None:
 
 def test_hints_order_waiting_turns() -> None:
     ordered = [
-        Hints(strict_priority=1, priority=-5),
+        Hints(strict_priority=1, priority=-(2**31)),
+        Hints(priority=2**31 - 1),
         Hints(priority=2),
         Hints(priority=1, latency_sensitivity=0.5),
         Hints(priority=1),

@@ -14,9 +14,8 @@ from dovetail.routing.session_admission import (
     MAX_BRANCHES,
     SessionAdmission,
     SessionTurn,
-    TurnProfile,
 )
-from dovetail.routing.session_turns import TurnEnd
+from dovetail.routing.session_turns import TurnEnd, TurnProfile
 from dovetail_model import EngineUnavailable, InvalidEngineResponse
 
 HUGE_LOAD = 10**9
@@ -226,6 +225,7 @@ def test_failed_replica_admits_none_of_the_turns_that_waited_for_it() -> None:
         assert await entered == [False] * 4
         assert (scheduler.counters.admitted, it.sessions.stats.waits.count) == (1, 1)
         assert (scheduler.running_turns, scheduler.waiting_turns) == (0, 0)
+        assert scheduler.used_tokens == 0
 
     run(1, scene)
 
@@ -244,6 +244,10 @@ def test_turns_that_waited_for_the_only_replica_run_after_its_recovery() -> None
         it.engines[0].recover()
         await asyncio.gather(*tasks)
         assert len(it.engines[0].received) == 4
+        waits = it.sessions.stats.waits
+        # One after the other for a second each, after 0.1 s in the first queue and the recovery.
+        assert waits.count == 4
+        assert waits.sum >= 0.2 + 1.2 + 2.2
 
     run(1, scene)
 

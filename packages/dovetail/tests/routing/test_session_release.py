@@ -6,8 +6,8 @@ from array import array
 from fake_clock_loop import run_jumping
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.routing.session_admission import SessionAdmission, SessionTurn, TurnProfile
-from dovetail.routing.session_turns import TurnEnd
+from dovetail.routing.session_admission import SessionAdmission, SessionTurn
+from dovetail.routing.session_turns import TurnEnd, TurnProfile
 
 PROFILE = TurnProfile("s", "s#0", "", "head")
 

@@ -42,6 +42,52 @@ def test_sessions_are_admitted_up_to_the_capacity() -> None:
     assert (one.running_turns, one.waiting_turns) == (2, 1)
 
 
+def test_no_place_is_held_while_the_server_drains() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "before", 400), TurnEnd(400, BASH), 1.0)
+    running = arrive(one, "running", 500, 1.0)
+    waiting = [arrive(one, "first", 500, 1.0), arrive(one, "second", 500, 1.0)]
+    assert one.admit(1.0) == []
+    one.drain(2.0)
+    assert one.admit(2.0) == waiting[:1]
+    assert one.finish(running, TurnEnd(500, BASH), 3.0) == 0.0
+    assert one.admit(3.0) == waiting[1:]
+
+
+def test_place_of_a_session_with_a_waiting_turn_is_kept_while_the_server_drains() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "a", 400), TurnEnd(400, BASH), 1.0)
+    arrive(one, "b", 600, 1.0)
+    waiting = arrive(one, "a", 500, 2.0)
+    arrive(one, "c", 300, 2.0)
+    one.drain(3.0)
+    assert one.admit(3.0) == []
+    assert [state.tokens for state in one.sessions(3.0) if state.session == "a"] == [400]
+    assert waiting.state == "waiting"
+
+
+def test_turns_that_run_while_the_engine_fails_leave_no_places() -> None:
+    one = scheduler()
+    cancelled, finished = arrive(one, "cancelled", 400), arrive(one, "finished", 400)
+    one.reset(1.0)
+    one.cancel(cancelled, 2.0)
+    one.finish(finished, TurnEnd(410, BASH), 2.0)
+    assert one.sessions(2.0) == []
+    assert one.used_tokens == 0
+    one.finish(arrive(one, "finished", 420, 3.0), TurnEnd(430, BASH), 4.0)
+    assert one.used_tokens == 430
+
+
+def test_longest_wait_of_a_session_is_shown() -> None:
+    one = scheduler()
+    arrive(one, "running", 900)
+    arrive(one, "waiting", 200, 1.0)
+    arrive(one, "waiting", 200, 3.0)
+    one.arrive(TurnArrival("waiting", 200), 4.0, arrived_at=2.0)
+    (waits,) = (one.waiting_seconds for one in one.sessions(5.0) if one.status == "paused")
+    assert waits == 4.0
+
+
 def test_expected_output_is_reserved() -> None:
     one = scheduler()
     one.arrive(TurnArrival("a", 400, expected_output_tokens=200), 0.0)

@@ -21,6 +21,7 @@ ARRIVALS = st.builds(
     expected_output_tokens=st.integers(0, 100),
     priority=st.integers(-1, 1),
     background=st.booleans(),
+    relatives=st.lists(st.sampled_from("abcdefgh"), max_size=3).map(tuple),
 )
 ENDS = st.builds(
     TurnEnd,
@@ -36,6 +37,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("release"), st.sampled_from("abcdefgh")),
     st.tuples(st.just("capacity"), st.none() | st.integers(0, 3_000)),
     st.tuples(st.just("reset")),
+    st.tuples(st.just("drain")),
 )
 HISTORIES = st.lists(st.tuples(st.floats(0, 15), CHANGES), max_size=60)
 
@@ -82,6 +84,8 @@ class History:
                 scheduler.set_capacity(tokens, now)
             case "reset", ():
                 scheduler.reset(now)
+            case "drain", ():
+                scheduler.drain(now)
         self.admit()
 
     def admit(self) -> None:

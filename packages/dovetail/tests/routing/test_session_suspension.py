@@ -12,11 +12,11 @@ from timed_sessions import FAST_RECOVERY, OUTPUT_TOKENS, Agent, Sink, TimedEngin
 
 from dovetail.engines.engine import TokenDelta
 from dovetail.routing.pool import ReplicaPool
-from dovetail.routing.session_admission import SessionAdmission, TurnProfile
+from dovetail.routing.session_admission import SessionAdmission
 from dovetail.routing.session_holds import MIN_RETURNS, HeldReturns
 from dovetail.routing.session_queue import UNMEASURED_TURNS
 from dovetail.routing.session_scheduler import SessionScheduler
-from dovetail.routing.session_turns import SchedulingLimits, TurnArrival, TurnEnd
+from dovetail.routing.session_turns import SchedulingLimits, TurnArrival, TurnEnd, TurnProfile
 
 #: A session of 100 tokens is prefilled in a second, and its place is held for two.
 LIMITS = SchedulingLimits(prefill_tokens_per_second=100.0, hold_factor=2.0, headroom=0.0)
@@ -444,8 +444,7 @@ def test_engine_keeps_nothing_for_sessions_while_scheduling_is_suspended() -> No
         for is_suspended in (False, True):
             if is_suspended:
                 suspend(queue.scheduler, asyncio.get_running_loop().time() - 10_000.0)
-            now = asyncio.get_running_loop().time()
-            turn = queue.arrive(TurnArrival("a", 100), now, is_started=False)
+            turn = queue.arrive(TurnArrival("a", 100))
             end = TurnEnd(100 + OUTPUT_TOKENS, BASH, return_seconds=0.1)
             queue.finish(turn, end, f"request {is_suspended}")
         sessions.stop()

@@ -14,10 +14,13 @@ from dovetail.http.options import HttpOptions
 from dovetail.pipeline.registry import ModelRegistry
 from dovetail.routing.pool import ReplicaPool
 from dovetail.routing.session_admission import SessionAdmission
+from dovetail.routing.session_turns import SchedulingLimits
 
 ADMIN = "admin"
 TEXT = "Hello there, all of you. " * 8  # 200 tokens: each byte is one
 CAPACITY = 500  # two such prompts do not fit
+#: The engine seems to prefill slowly, so places are held for long.
+SLOW = SchedulingLimits(prefill_tokens_per_second=10.0)
 
 
 def body(stream: bool = False, **more: Any) -> dict[str, Any]:
@@ -27,14 +30,18 @@ def body(stream: bool = False, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scheduling(
-    kv_tokens: int | None = CAPACITY, *, is_on: bool = True, **options: Any
+    kv_tokens: int | None = CAPACITY,
+    *,
+    is_on: bool = True,
+    limits: SchedulingLimits | None = None,
+    **options: Any,
 ) -> AsyncIterator[tuple[Stage, SessionAdmission, asyncio.Event]]:
     """A server that schedules sessions. Its engine waits for the event before each first token.
 
     `is_on`: False for the same server without scheduling.
     """
     registry, engine = service(**options)
-    sessions = SessionAdmission(kv_tokens)
+    sessions = SessionAdmission(kv_tokens, limits)
     entry = next(registry.base_models())
     scheduled = replace(entry, engine=ReplicaPool([engine], sessions=sessions if is_on else None))
     registry = ModelRegistry([scheduled])

@@ -14,8 +14,8 @@ from dovetail.engines.engine import (
 )
 from dovetail.routing.pool import ReplicaPool
 from dovetail.routing.replica import HealthCheckOptions
-from dovetail.routing.session_admission import SessionTurn, TurnProfile
-from dovetail.routing.session_turns import TurnEnd
+from dovetail.routing.session_admission import SessionTurn
+from dovetail.routing.session_turns import TurnEnd, TurnProfile
 from dovetail_model import EngineUnavailable
 
 FAST_RECOVERY = HealthCheckOptions(recovery_delays_seconds=(1.0,))

@@ -6,16 +6,17 @@ import secrets
 from dovetail.pipeline.generation import Generation
 from dovetail.pipeline.preparation import PreparedRequest
 from dovetail.pipeline.registry import TokenModel
-from dovetail.pipeline.session_keys import cache_salt, session_key
-from dovetail.routing.session_admission import SessionAdmission, SessionTurn, TurnProfile
-from dovetail.routing.session_turns import TurnEnd
+from dovetail.pipeline.session_keys import cache_salt, parent_session_key, session_key
+from dovetail.routing.session_admission import SessionAdmission, SessionTurn
+from dovetail.routing.session_turns import TurnEnd, TurnProfile
 from dovetail.routing.tool_times import tool_time_key
 from dovetail_model import FinishReason, Hints, ToolCallBlock
 
 MAX_TOOL_KEYS = 16
 #: Turns of sessions without a name are scheduled one by one.
 ANONYMOUS_PREFIX = "request:"
-_STRICT_FACTOR, _PRIORITY_FACTOR = 1 << 40, 1 << 10
+#: Priorities have up to 32 bits, with the sign.
+_STRICT_FACTOR, _PRIORITY_FACTOR = 1 << 43, 1 << 10
 _SENSITIVITY_STEPS, _MAX_SENSITIVITY = 100, _PRIORITY_FACTOR - 1
 
 
@@ -35,6 +36,7 @@ def begin_turn(
     return sessions.begin_turn(
         TurnProfile(
             session=session,
+            parent=parent_session_key(request.identity),
             branch=f"{session}#{_short_digest(shared + first_turn.hex())}",
             tenant=request.identity.tenant,
             head=shared + head.switches.hex(),
@@ -52,8 +54,11 @@ def end_turn(
     finish: FinishReason | None,
 ) -> None:
     """Report the end of a turn: the tools that the client runs now, or that it failed."""
+    identity = prepared.request.identity
     if finish is None:
         turn.cancel(release=True)  # the client disconnected, or the turn failed
+        if identity.final:
+            turn.release_session()  # perhaps no engine has received the request
         return
     calls = [one for one in generation.message().blocks if isinstance(one, ToolCallBlock)]
     turn.finish(
@@ -65,7 +70,7 @@ def end_turn(
             waits_for_user=not calls,
         )
     )
-    if prepared.request.identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
+    if identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
         turn.cancel(release=True)
 
 

@@ -22,6 +22,7 @@ from dovetail.routing.session_turns import (
     Turn,
     TurnArrival,
     TurnEnd,
+    TurnProfile,
 )
 from dovetail.routing.tool_times import ToolTimes
 from dovetail.storage.lru import LruCache
@@ -43,29 +44,6 @@ DURATION_BUCKETS_SECONDS = (
 )
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnProfile:
-    """What scheduling must know of a turn, in addition to its engine request.
-
-    `session`: the session that the client named, or that its history identifies.
-    `branch`: the conversation within the session: a subagent with another first message, system
-    text, adapter or other tools has one of its own.
-    `head`: identifies the system text and the tools, within the part of the cache that the tenant
-    uses.
-    `urgency`: a higher value is admitted first.
-    `background`: no client waits for the response.
-    `choices`: how many turns share the prompt and have outputs of their own.
-    """
-
-    session: str
-    branch: str
-    tenant: str
-    head: str
-    urgency: int = 0
-    background: bool = False
-    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -175,7 +153,7 @@ class SessionAdmission:
     def drain(self) -> None:
         """Let the turns that wait run soon: no session between turns can return."""
         for queue in self._queues.values():
-            queue.release_idle()
+            queue.drain()
 
     def stop(self) -> None:
         for queue in self._queues.values():
@@ -224,14 +202,16 @@ class SessionAdmission:
 
     def begin_turn(self, profile: TurnProfile) -> "SessionTurn":
         """Return a turn that has not been sent to a replica."""
+        parents = self._branches.get(profile.parent) if profile.parent is not None else None
         branches = self._branches.get(profile.session)
+        relatives = tuple((branches or set()).union(parents or ()) - {profile.branch})
         if branches is None:
             self._branches.put(profile.session, {profile.branch})
         else:
             branches.add(profile.branch)
             if len(branches) > MAX_BRANCHES:
                 branches &= {profile.branch, *filter(self._has_place, branches)}
-        return SessionTurn(self, profile)
+        return SessionTurn(self, profile, relatives)
 
     def _has_place(self, branch: str) -> bool:
         return any(one.has_place(branch) for _, one in self.schedulers())
@@ -258,11 +238,14 @@ class SessionAdmission:
         """Record a turn that was cancelled while it waited: clients with short timeouts retry."""
         self._abandoned.put(branch, (arrived_at, asyncio.get_running_loop().time()))
 
-    def continue_wait(self, branch: str) -> float:
-        """Return since when a turn waits that arrives now, perhaps as the retry of another one."""
-        now = asyncio.get_running_loop().time()
-        arrived_at, cancelled_at = self._abandoned.pop(branch) or (now, now)
-        return arrived_at if now <= cancelled_at + RETRY_SECONDS else now
+    def continue_wait(self, branch: str) -> float | None:
+        """Return since when a turn waits that arrives now as the retry of another one."""
+        abandoned = self._abandoned.pop(branch)
+        if abandoned is None:
+            return None
+        arrived_at, cancelled_at = abandoned
+        is_retry = asyncio.get_running_loop().time() <= cancelled_at + RETRY_SECONDS
+        return arrived_at if is_retry else None
 
     def expected_output_tokens(self, request: EngineRequest) -> int:
         """Return the tokens to reserve for the output: the client's prediction, or the average."""
@@ -286,14 +269,18 @@ class SessionTurn:
         "_meter",
         "_output_start",
         "_queue",
+        "_relatives",
         "_request",
         "_turn",
         "profile",
         "replica",
     )
 
-    def __init__(self, admission: SessionAdmission, profile: TurnProfile) -> None:
+    def __init__(
+        self, admission: SessionAdmission, profile: TurnProfile, relatives: tuple[str, ...]
+    ) -> None:
         self._admission = admission
+        self._relatives = relatives
         self.profile = profile
         self.replica: int | None = None
         self._queue: SessionQueue | None = None
@@ -317,12 +304,17 @@ class SessionTurn:
             return True  # it was removed, and serves its last requests
         if self._turn is not None and self._queue is queue:
             return True
-        is_started = self._turn is not None
-        self._leave()
-        if self._arrived_at is None:
-            self._arrived_at = self._admission.continue_wait(self.profile.branch)
+        arrival = self._arrival(request)
+        if self._turn is not None:
+            self._leave()
+            self._move(queue, queue.arrive(arrival, is_started=True))
+            return True
+        arrived_at = self._arrived_at
+        if arrived_at is None:
+            arrived_at = self._admission.continue_wait(self.profile.branch)
             self._output_start = len(request.prompt)
-        turn = queue.arrive(self._arrival(request), self._arrived_at, is_started=is_started)
+        turn = queue.arrive(arrival, arrived_at=arrived_at)
+        self._arrived_at = turn.arrived_at
         self._move(queue, turn)
         if await queue.wait(turn, self._move):
             return True
@@ -359,6 +351,10 @@ class SessionTurn:
         if release:
             self._admission.release_branch(self.profile)
 
+    def release_session(self) -> None:
+        """Free the places of its session, which has ended."""
+        self._admission.release_session(self.profile.session)
+
     @property
     def _is_waiting(self) -> bool:
         return self._turn is not None and self._turn.state == "waiting"
@@ -388,4 +384,5 @@ class SessionTurn:
             expected_output_tokens=profile.choices * admission.expected_output_tokens(request),
             priority=profile.urgency,
             background=profile.background,
+            relatives=self._relatives,
         )

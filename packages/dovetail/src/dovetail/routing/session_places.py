@@ -29,9 +29,11 @@ class PlacedSession:
     `idle_since`: the end of its last turn; None if it has a turn.
     `hold_until`: the time until which others must not take the place.
     `tool_keys`, `predicted_seconds`: the tools that it runs, and their predicted time.
+    `callers`: its relatives that were between turns when it began, and may wait for it.
     """
 
     __slots__ = (
+        "callers",
         "first_seen",
         "head",
         "head_tokens",
@@ -63,6 +65,7 @@ class PlacedSession:
         self.hold_until = 0.0
         self.tool_keys: tuple[ToolTimeKey, ...] = ()
         self.predicted_seconds: float | None = None
+        self.callers: tuple[str, ...] = ()
 
     @property
     def has_turns(self) -> bool:
@@ -243,8 +246,27 @@ class KnownSessions(dict[str, PlacedSession]):
             if len(self) >= MAX_KNOWN_SESSIONS or now >= self._expires_at:
                 self._delete_absent(now)
             session = self[arrival.session] = PlacedSession(arrival.session, arrival.tenant, now)
+            session.callers = arrival.relatives
+            session.callers = tuple(one.key for one in self.callers(session, now))
         session.is_ended = False
         return session
+
+    def callers(self, session: PlacedSession, now: float) -> list[PlacedSession]:
+        """Return the sessions whose places are held while they wait for this one.
+
+        A session that runs a subagent returns after it: the place of the one would be held until
+        the other has run, which would wait for it.
+        """
+        found = (self.get(key) for key in session.callers)
+        return [
+            one
+            for one in found
+            if one is not None
+            and one.idle_since is not None
+            and one.idle_since <= session.first_seen
+            and one.placement is not None
+            and one.hold_until > now
+        ]
 
     def _delete_absent(self, now: float) -> None:
         """Delete the sessions that have not returned for long; of too many, the older half."""

@@ -69,19 +69,18 @@ class SessionQueue:
         self._timer: asyncio.Handle | None = None  # of the next call of `_dispatch`
         self._is_dispatching = False  # whether that is in this iteration of the event loop
 
-    def arrive(self, arrival: TurnArrival, arrived_at: float, *, is_started: bool) -> Turn:
+    def arrive(
+        self, arrival: TurnArrival, *, arrived_at: float | None = None, is_started: bool = False
+    ) -> Turn:
         """Add a turn, which runs at once if there is room.
 
-        `arrived_at`: when it arrived, perhaps at another replica.
+        `arrived_at`: since when it waits, if it has waited before, perhaps for another replica.
         `is_started`: it has begun elsewhere, and does not wait again.
         """
-        turn = self._add(arrival, is_started=is_started)
-        if turn.is_forced and not is_started:
-            self._log_start(turn, 0.0)  # turns must not wait
+        turn = self._add(arrival, arrived_at=arrived_at, is_started=is_started)
         if turn.predicted_seconds is not None and turn.actual_seconds is not None:
             self._stats.predicted.add(turn.predicted_seconds)
             self._stats.actual.add(turn.actual_seconds)
-        turn.arrived_at = arrived_at
         return turn
 
     async def wait(self, turn: Turn, on_moved: MoveCallback) -> bool:
@@ -90,7 +89,7 @@ class SessionQueue:
         `on_moved`: called if another replica runs the turn, with its queue and the turn there.
         """
         if turn.state == "running":
-            self._stats.waits.add(0.0)
+            self._report(turn)
             return True
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = _Waiter(future, on_moved)
@@ -122,12 +121,9 @@ class SessionQueue:
         self.scheduler.release(session, _now())
         self.dispatch()
 
-    def release_idle(self) -> None:
-        """Free the places of all sessions between turns."""
-        now = _now()
-        for state in self.scheduler.sessions(now):
-            if state.status in ("held", "idle"):
-                self.scheduler.release(state.session, now)
+    def drain(self) -> None:
+        """Hold no places from now on: no session can return."""
+        self.scheduler.drain(_now())
         self.dispatch()
 
     def restart(self, capacity: int | None) -> None:
@@ -166,7 +162,7 @@ class SessionQueue:
         """Wake the turns that may run now, and come back when the next one may."""
         now = _now()
         for turn in self.scheduler.admit(now):
-            self._wake(turn, now)
+            self._wake(turn)
         self.stop()
         deadline = self.scheduler.next_deadline(now)
         if deadline is not None:
@@ -189,9 +185,8 @@ class SessionQueue:
         now = _now()
         if not self.scheduler.can_run(turn.arrival, now):
             return False
-        moved = self._add(turn.arrival)
-        moved.arrived_at = turn.arrived_at
-        self._report(moved, now)
+        moved = self._add(turn.arrival, arrived_at=turn.arrived_at)
+        self._report(moved)
         source._hand_over(turn, self, moved)
         return True
 
@@ -205,14 +200,16 @@ class SessionQueue:
             self.scheduler.release(session, now)
         self.dispatch()
 
-    def _add(self, arrival: TurnArrival, *, is_started: bool = False) -> Turn:
+    def _add(
+        self, arrival: TurnArrival, *, arrived_at: float | None, is_started: bool = False
+    ) -> Turn:
         """Add a turn to the scheduler. The return of its session may suspend scheduling."""
-        turn = self.scheduler.arrive(arrival, _now(), is_started=is_started)
+        turn = self.scheduler.arrive(arrival, _now(), arrived_at=arrived_at, is_started=is_started)
         self._report_suspension()
         return turn
 
-    def _wake(self, turn: Turn, now: float) -> None:
-        self._report(turn, now)
+    def _wake(self, turn: Turn) -> None:
+        self._report(turn)
         waiter = self._waiting.get(turn)
         if waiter is not None and not waiter.future.done():
             waiter.future.set_result(True)
@@ -243,12 +240,12 @@ class SessionQueue:
         }
         _log.warning("prefill_rate_unknown", extra={"fields": fields})
 
-    def _report(self, turn: Turn, now: float) -> None:
-        waited = now - turn.arrived_at
+    def _report(self, turn: Turn) -> None:
+        """Report the start of a turn, in the log if it has waited or had no room."""
+        waited = turn.waited_seconds or 0.0
         self._stats.waits.add(waited)
-        self._log_start(turn, waited)
-
-    def _log_start(self, turn: Turn, waited: float) -> None:
+        if not waited and not turn.is_forced:
+            return
         fields = {
             "engine": self._engine,
             "replica": self.replica,

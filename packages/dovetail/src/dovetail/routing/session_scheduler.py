@@ -62,6 +62,7 @@ class SessionScheduler:
         self._holds = HoldTimes(self.limits, self.tool_times, self.prefill_rate)
         self._returns = HeldReturns()
         self._numbers = count()
+        self._is_draining = False
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -91,14 +92,22 @@ class SessionScheduler:
         known = self._sessions.get(session)
         return known is not None and (known.tokens > 0 or known.running > 0)
 
-    def arrive(self, arrival: TurnArrival, now: float, *, is_started: bool = False) -> Turn:
+    def arrive(
+        self,
+        arrival: TurnArrival,
+        now: float,
+        *,
+        arrived_at: float | None = None,
+        is_started: bool = False,
+    ) -> Turn:
         """Add a turn. It runs if no turn waits and there is room; otherwise it waits.
 
         Call `admit` even if it runs: with its return, scheduling may be suspended.
+        `arrived_at`: since when it waits, if it has waited before.
         `is_started`: it has begun on another replica, and continues here without waiting.
         """
         session = self._sessions.find(arrival, now)
-        turn = Turn(arrival, next(self._numbers), now)
+        turn = Turn(arrival, next(self._numbers), now if arrived_at is None else arrived_at)
         if session.idle_since is not None:
             turn.predicted_seconds = session.predicted_seconds
             turn.actual_seconds = now - session.idle_since
@@ -131,9 +140,8 @@ class SessionScheduler:
             placement = inf if session.placement is None else session.placement
             needed = self._places.tokens_needed(session, turn.arrival)
             if self._missing_tokens(session, needed, is_overdue=is_overdue) > 0:
-                if is_reserved or (
-                    not is_overdue and self._is_covered(rejected, placement, needed)
-                ):
+                can_take = is_overdue or bool(session.callers)
+                if is_reserved or (not can_take and self._is_covered(rejected, placement, needed)):
                     continue
             elif is_reserved and session.placement is None:
                 continue
@@ -162,6 +170,8 @@ class SessionScheduler:
         session.tool_keys = end.tool_keys
         capacity = self.capacity_tokens or 0
         hold_seconds, session.predicted_seconds = self._holds.predict(end, capacity, now)
+        if self._is_draining:
+            hold_seconds = 0.0
         self._park(session, end.context_tokens, now + hold_seconds)
         return hold_seconds
 
@@ -197,10 +207,20 @@ class SessionScheduler:
         self._places.evict()
 
     def reset(self, now: float) -> None:
-        """Record that the engine was restarted: its KV cache is empty."""
+        """Record that the engine failed or was restarted: its KV cache is empty."""
         self._returns = HeldReturns()
         for session in list(self._places.parked()):
             self._places.leave(session)
+        for session in self._sessions.values():
+            if session.running:
+                session.is_ended = True  # what its turns have cached is lost
+
+    def drain(self, now: float) -> None:
+        """Hold no places from now on: no session can return."""
+        self._is_draining = True
+        for session in self._places.parked():
+            if not session.waiting:
+                session.hold_until = min(session.hold_until, now)
 
     def next_deadline(self, now: float) -> float | None:
         """Return the next time at which `admit` has to be called without any other change."""
@@ -298,7 +318,9 @@ class SessionScheduler:
         missing = self._missing_tokens(session, needed, is_overdue=is_overdue)
         if missing <= 0:
             return True
-        victims = list(self._victims(turn, session, now))
+        callers = self._sessions.callers(session, now)
+        victims = [one for one in self._victims(turn, session, now) if one not in callers]
+        victims += callers
         selected = places.select(victims, missing, turn.arrival.head)
         if selected is None:
             runs_others = self.running_turns > session.running
@@ -308,7 +330,12 @@ class SessionScheduler:
         for victim in selected:
             self.counters.yielded += victim.hold_until <= now
             self.counters.rotated += victim.hold_until > now
-            places.leave(victim)
+            if victim in callers:
+                needed = places.tokens_needed(session, turn.arrival)
+                missing = self._missing_tokens(session, needed, is_overdue=is_overdue)
+                places.shrink(victim, max(0, missing))  # it continues later with the rest
+            else:
+                places.leave(victim)
         return True
 
     def _headroom(self, capacity: int, needed: int) -> int:

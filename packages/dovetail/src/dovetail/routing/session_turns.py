@@ -42,6 +42,31 @@ class SchedulingLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnProfile:
+    """What scheduling must know of a turn, in addition to its engine request.
+
+    `session`: the session that the client named, or that its history identifies.
+    `branch`: the conversation within the session: a subagent with another first message, system
+    text, adapter or other tools has one of its own.
+    `parent`: the session that started this one, if the client names it.
+    `head`: identifies the system text and the tools, within the part of the cache that the tenant
+    uses.
+    `urgency`: a higher value is admitted first.
+    `background`: no client waits for the response.
+    `choices`: how many turns share the prompt and have outputs of their own.
+    """
+
+    session: str
+    branch: str
+    tenant: str
+    head: str
+    urgency: int = 0
+    background: bool = False
+    choices: int = 1
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnArrival:
     """A turn that a session wants to run.
 
@@ -52,6 +77,8 @@ class TurnArrival:
     `expected_output_tokens`: reserved for the output.
     `priority`: a higher priority is admitted first.
     `background`: no client waits for the response: interactive turns of equal priority go first.
+    `relatives`: the other conversations of the client's session, one of which may have started this
+    one as a subagent.
     """
 
     session: str
@@ -62,6 +89,7 @@ class TurnArrival:
     expected_output_tokens: int = 0
     priority: int = 0
     background: bool = False
+    relatives: tuple[str, ...] = ()
 
     @property
     def head_tokens(self) -> int:
