@@ -134,6 +134,31 @@ def test_gaps_of_generated_sessions_are_an_option(tmp_path: Path) -> None:
     assert "--gaps must be one of short, long, got none" in wrong.err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gaps", "long"], "--gaps requires --scheduling"),
+        (["--oversubscription", "2"], "--oversubscription requires --scheduling"),
+        (["--scheduling", "fcfs", "--replicas", "4"], "--replicas cannot be used with --sched"),
+        (["--scheduling", "fcfs", "--policy", "kv"], "--policy cannot be used with --scheduling"),
+        (["--block-size", "64"], "--block-size requires a trace"),
+        (["TRACE", "--seed", "7"], "--seed cannot be used with a trace"),
+        (["TRACE", "--scheduling", "fcfs", "--gaps", "long"], "--gaps cannot be used with a trace"),
+        (["--scheduling", "fcfs, lifo"], "--scheduling must be fcfs, cap:N, thunder, auto or"),
+    ],
+)
+def test_options_without_effect_are_rejected(
+    tmp_path: Path, flags: list[str], message: str
+) -> None:
+    trace = str(record(tmp_path))
+    result = dovetail(
+        "simulate", *(trace if flag == "TRACE" else flag for flag in flags), home=tmp_path
+    )
+    assert result.status == 2
+    assert message in result.err
+    assert not result.out
+
+
 def record(tmp_path: Path) -> Path:
     """Write the trace of a session with two tool calls and a user turn, as a server does."""
     lines = [

@@ -1,6 +1,7 @@
 """`dovetail simulate`: compare routing policies on a trace, without engines."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -31,8 +32,14 @@ from dovetail.simulate.session_simulation import SessionSimulation, measure_dema
 from dovetail.simulate.simulation import ReplicaModel, Simulation, ideal_hit_rate
 from dovetail.simulate.trace import RequestTrace, TraceFormatError, read_trace
 
+_ONLY_WITH_SCHEDULING = ("oversubscription", "gaps")
+_ONLY_WITHOUT_SCHEDULING = ("replicas", "blocks", "policy", "cache_output")
+_ONLY_WITH_TRACE = ("block_size",)
+_ONLY_WITHOUT_TRACE = ("sessions", "seed", "gaps")
+
 
 def simulate(  # noqa: PLR0913 - each is a flag
+    context: typer.Context,
     trace: Annotated[
         Path | None,
         typer.Argument(
@@ -95,6 +102,14 @@ def simulate(  # noqa: PLR0913 - each is a flag
 
     Balance is the number of prefilled tokens of the busiest replica, relative to the mean.
     """
+    if scheduling is None:
+        _reject(context, _ONLY_WITH_SCHEDULING, "requires --scheduling")
+    else:
+        _reject(context, _ONLY_WITHOUT_SCHEDULING, "cannot be used with --scheduling")
+    if trace is None:
+        _reject(context, _ONLY_WITH_TRACE, "requires a trace")
+    else:
+        _reject(context, _ONLY_WITHOUT_TRACE, "cannot be used with a trace")
     if scheduling is not None:
         kind = _select_gaps(gaps)
         workload = SessionWorkload(sessions, max(1, sessions // 4), kind, seed=seed)
@@ -129,13 +144,13 @@ def _compare_scheduling(
     engine = replace(engine, block_tokens=size)
     demand = measure_demand(found, engine)
     engine = replace(engine, blocks=max(1, int(demand / oversubscription / size)))
-    results = []
-    for name in names.split(","):
+    policies = {}
+    for name in map(str.strip, names.split(",")):
         try:
-            policy = create_policy(name, engine, SchedulingLimits())
+            policies[name] = create_policy(name, engine, SchedulingLimits())
         except ValueError as error:
             fail("simulate", f"--scheduling {error}", 2)
-        results.append(SessionSimulation(found, engine, policy).run(name))
+    results = [SessionSimulation(found, engine, one).run(name) for name, one in policies.items()]
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     summary = f"{len(found)} sessions, demand {demand:,}, KV cache {engine.tokens:,} tokens"
     console.print(summary)
@@ -149,6 +164,14 @@ def _write_plot(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         fail("simulate", f"cannot write {path}: {error.strerror}")
+
+
+def _reject(context: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Reject options that were given but would have no effect."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            fail("simulate", f"--{name.replace('_', '-')} {reason}", 2)
 
 
 def _select_gaps(name: str) -> GapKind:
