@@ -54,7 +54,7 @@ def test_no_place_is_held_while_the_server_drains() -> None:
     assert one.admit(3.0) == waiting[1:]
 
 
-def test_place_of_a_session_with_a_waiting_turn_is_kept_while_the_server_drains() -> None:
+def test_session_with_a_waiting_turn_retains_its_place_while_the_server_drains() -> None:
     one = scheduler()
     one.finish(arrive(one, "a", 400), TurnEnd(400, BASH), 1.0)
     arrive(one, "b", 600, 1.0)

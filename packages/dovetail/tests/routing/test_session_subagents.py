@@ -83,14 +83,14 @@ def test_caller_continues_with_the_rest_of_its_place() -> None:
 
 def test_relative_that_ran_after_the_subagent_began_does_not_wait_for_it() -> None:
     one = scheduler(caller=500)
-    sibling = one.arrive(TurnArrival("sibling", 300), 1.5)
-    turn = begin_subagent(one, 200, "caller", "sibling")
-    one.finish(sibling, TurnEnd(300, TASK), 3.0)
+    peer = one.arrive(TurnArrival("peer", 300), 1.5)
+    turn = begin_subagent(one, 200, "caller", "peer")
+    one.finish(peer, TurnEnd(300, TASK), 3.0)
     one.finish(turn, TurnEnd(200, TASK), 3.0)
     one.finish(one.arrive(TurnArrival("caller", 500), 4.0), TurnEnd(500, TASK), 5.0)
-    grown = one.arrive(TurnArrival("subagent", 600, relatives=("caller", "sibling")), 6.0)
+    grown = one.arrive(TurnArrival("subagent", 600, relatives=("caller", "peer")), 6.0)
     assert grown.state == "waiting"
-    assert places(one) == {"caller": 500, "sibling": 300, "subagent": 200}
+    assert places(one) == {"caller": 500, "peer": 300, "subagent": 200}
 
 
 @pytest.mark.parametrize(
