@@ -178,8 +178,8 @@ def test_drain_finishes_turns_that_wait_for_sessions_between_turns() -> None:
             await wait_until(lambda: stage.engine.running)
             scheduler = scheduler_of(sessions)
             # The engine prefills slowly, so the place of a session that is expected back is held.
-            scheduler.prefill_rate.start(0.0)
-            scheduler.prefill_rate.finish(1000, asyncio.get_running_loop().time() + 1000)
+            rate, now = scheduler.prefill_rate, asyncio.get_running_loop().time()
+            rate.observe(rate.end(rate.start(0.0), now + 1000), 1000)
             go_on.set()
             await first
             waiting = asyncio.create_task(send(stage, "two"))

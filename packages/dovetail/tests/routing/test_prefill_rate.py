@@ -4,15 +4,17 @@ import asyncio
 
 import pytest
 from fake_clock_loop import run_jumping
+from hypothesis import given
+from hypothesis import strategies as st
 from timed_sessions import Sink
 
 from dovetail.engines.engine import TokenDelta
-from dovetail.routing.prefill_rate import PrefillMeter, PrefillRate
+from dovetail.routing.prefill_rate import MAX_INTERVALS, CountedTimes, PrefillMeter, PrefillRate
 
 
 def prefill(rate: PrefillRate, tokens: int, start: float, end: float) -> None:
     rate.start(start)
-    rate.finish(tokens, end)
+    rate.observe(rate.end(start, end), tokens)
 
 
 def test_assumed_rate_counts_until_prefills_were_observed() -> None:
@@ -43,13 +45,53 @@ def test_short_prefills_do_not_hide_how_fast_long_ones_are() -> None:
     assert rate.seconds(20_000) == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.parametrize("tokens", [0, 255])
+def test_overlapping_short_prefills_do_not_count(tokens: int) -> None:
+    """A busy server always prefills something short: or prompts are cancelled."""
+    rate = PrefillRate(1_000.0)
+    rate.start(0.0)
+    for at in range(1, 3_000):
+        rate.start(float(at))
+        rate.observe(rate.end(at - 1.0, at + 0.1), tokens)
+        if at % 100 == 0:
+            rate.observe(rate.end(rate.start(float(at)), at + 2.0), 20_000)
+    assert rate.seconds(20_000) == pytest.approx(2.0, rel=0.1)
+
+
+def test_times_are_counted_in_any_order() -> None:
+    counted = CountedTimes()
+    assert counted.add(1.0, 3.0) == 2.0
+    assert counted.add(0.0, 2.0) == 1.0
+    assert counted.add(5.0, 6.0) == 1.0
+    assert counted.add(3.0, 5.0) == 2.0
+    assert counted.add(0.0, 7.0) == 1.0
+    assert counted.add(2.0, 2.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=30))
+def test_counted_times_are_those_of_the_union(intervals: list[tuple[int, int]]) -> None:
+    counted, seconds = CountedTimes(), set[int]()
+    for begin, length in intervals:
+        added = set(range(begin, begin + length)) - seconds
+        assert counted.add(float(begin), float(begin + length)) == len(added)
+        seconds |= added
+
+
+def test_prefills_that_began_too_long_ago_are_ignored() -> None:
+    rate = PrefillRate(1_000.0)
+    for at in range(1, 3 * MAX_INTERVALS):
+        prefill(rate, 10_000, at * 10.0, at * 10.0 + 1.0)
+    prefill(rate, 1_000_000, 0.0, 5.0)
+    assert rate.seconds(10_000) == pytest.approx(1.0, rel=0.01)
+
+
 def test_time_of_prompts_that_are_prefilled_together_counts_once() -> None:
     rate = PrefillRate(1_000.0)
     for at in range(200):
         for _ in range(4):
             rate.start(at * 10.0)
         for _ in range(4):
-            rate.finish(5_000, at * 10.0 + 2.0)
+            rate.observe(rate.end(at * 10.0, at * 10.0 + 2.0), 5_000)
     assert rate.seconds(20_000) == pytest.approx(2.0, rel=0.1)
 
 
@@ -67,7 +109,7 @@ def test_tokens_may_be_known_only_after_the_output() -> None:
         for start in (at, at + 20):
             rate.start(start)
             rate.start(start)
-            ended += [rate.end(start + 1.0), rate.end(start + 2.0)]
+            ended += [rate.end(start, start + 1.0), rate.end(start, start + 2.0)]
         for prefill_end in reversed(ended):
             rate.observe(prefill_end, 5_000)
     assert rate.seconds(5_000) == pytest.approx(1.0, rel=0.1)
@@ -91,14 +133,13 @@ def test_engines_report_cached_tokens_with_any_delta(reported_at: int) -> None:
 
 def test_prompts_that_wait_in_the_engine_count_only_while_it_prefills_others() -> None:
     rate = PrefillRate(1_000.0)
-    assert rate.period() is None
-    rate.observe(rate.end_queued(None, 100.0), 50_000)
+    rate.observe(rate.end_queued(50.0, 100.0), 50_000)
     assert rate.tokens_per_second == pytest.approx(1_000)
     for at in range(0, 4_000, 20):
         rate.start(at)
-        queued = rate.end_queued(rate.period(), at + 1.0)  # it was prefilled before the other one
+        queued = rate.end_queued(at, at + 1.0)  # it was prefilled before the other one
         rate.observe(queued, 5_000)
-        rate.finish(5_000, at + 2.0)
+        rate.observe(rate.end(at, at + 2.0), 5_000)
     assert rate.is_measured
     assert rate.tokens_per_second == pytest.approx(5_000, rel=0.05)
 
@@ -107,11 +148,9 @@ def test_prompts_that_were_sent_before_the_engine_prefilled_others_do_not_count(
     """Else a long prompt would seem to be prefilled in the short time that the other one took."""
     rate = PrefillRate(1_000.0)
     for at in range(0, 4_000, 20):
-        sent = rate.period()
         rate.start(at + 9.0)
-        rate.observe(rate.end_queued(sent, at + 10.0), 10_000)
-        rate.finish(1_000, at + 10.0)
-        assert rate.period() is None
+        rate.observe(rate.end_queued(at, at + 10.0), 10_000)
+        rate.observe(rate.end(at + 9.0, at + 10.0), 1_000)
     assert rate.tokens_per_second == pytest.approx(1_000, rel=0.05)
 
 
@@ -135,8 +174,7 @@ def test_request_that_ends_without_output_is_not_measured() -> None:
     async def scene() -> float:
         rate = PrefillRate(100_000.0)
         PrefillMeter(rate, 6_000, Sink()).stop()
-        rate.start(100.0)  # nothing else is running
-        rate.finish(100_000, 101.0)
+        prefill(rate, 100_000, 100.0, 101.0)  # nothing else is running
         return rate.seconds(100_000)
 
     assert run_jumping(scene()) == pytest.approx(1.0, rel=0.1)

@@ -139,8 +139,8 @@ def test_place_is_held_no_longer_than_prefilling_it_again_takes() -> None:
     one = scheduler()
     first, second = arrive(one, "a", 600), arrive(one, "b", 600)
     for _ in range(50):
-        one.prefill_rate.start(0.0)
-        one.prefill_rate.finish(100_000, 0.01)
+        rate = one.prefill_rate
+        rate.observe(rate.end(rate.start(0.0), 0.01), 100_000)
     one.finish(first, TurnEnd(650, BASH), 1.0)
     deadline = one.next_deadline(1.0)
     assert deadline is not None

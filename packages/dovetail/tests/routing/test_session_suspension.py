@@ -297,7 +297,8 @@ def test_engine_is_measured_on_turns_that_do_not_wait_in_it(has_room: bool) -> N
         await asyncio.sleep(50.0)
         sink.push(TokenDelta([1], cached=0))
         assert (scheduler.prefill_rate.tokens_per_second < before) is has_room
-        assert scheduler.prefill_rate.period() is None
+        now = asyncio.get_running_loop().time()
+        assert scheduler.prefill_rate.end_queued(now, now) is None  # the engine prefills nothing
         await asyncio.sleep(20.0)
         turn.finish(TurnEnd(501, BASH))
         # A turn of 70 s counts as such, or as one of 20 s.

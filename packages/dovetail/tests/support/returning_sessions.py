@@ -11,9 +11,10 @@ TOKENS_PER_SECOND = 100.0
 
 def measure_prefill(one: SessionScheduler) -> None:
     """Let the scheduler measure the rate of prefill, with more tokens than it assumes."""
-    for _ in range(100):
-        one.prefill_rate.start(0.0)
-        one.prefill_rate.finish(1_000, 1_000 / TOKENS_PER_SECOND)
+    rate, seconds = one.prefill_rate, 1_000 / TOKENS_PER_SECOND
+    for number in range(100):
+        start = rate.start(-seconds * number)
+        rate.observe(rate.end(start, start + seconds), 1_000)
 
 
 def arrive(one: SessionScheduler, session: str, tokens: int, now: float) -> Turn:

@@ -1,6 +1,7 @@
 """The measured rate at which an engine prefills tokens."""
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 from dovetail.engines.engine import TokenDelta, TokenSink
@@ -12,27 +13,45 @@ ASSUMED_TOKENS = 1_000.0
 #: Shorter prefills do not show the rate: their times are mostly those of the first output token.
 MIN_TOKENS = 256
 MIN_SECONDS = 1e-9
+#: So many intervals are remembered. Prefills that began before them are not observed.
+MAX_INTERVALS = 256
+
+#: When a prompt was sent, and when its output began.
+_Prefill = tuple[float, float]
 
 
-class BusyPeriod:
-    """A time in which the engine always prefills. It is counted up to `counted_until`."""
+class CountedTimes:
+    """The times that were counted, as intervals that do not touch each other."""
 
-    __slots__ = ("counted_until",)
+    __slots__ = ("_begins", "_counts_from", "_ends")
 
-    def __init__(self, start: float) -> None:
-        self.counted_until = start
+    def __init__(self) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._counts_from = float("-inf")
 
-
-#: The period in which a prompt was prefilled, and when it ended.
-_Prefill = tuple[BusyPeriod, float]
+    def add(self, begin: float, end: float) -> float | None:
+        """Count an interval. Return its seconds that were not counted; None if it is too old."""
+        if begin < self._counts_from:
+            return None
+        first = bisect_left(self._ends, begin)
+        last = bisect_right(self._begins, end)
+        begins, ends = self._begins[first:last], self._ends[first:last]
+        before = sum(ends) - sum(begins)
+        begin, end = min([begin, *begins[:1]]), max([end, *ends[-1:]])
+        self._begins[first:last], self._ends[first:last] = [begin], [end]
+        if len(self._begins) > MAX_INTERVALS:
+            del self._begins[0]
+            self._counts_from = self._ends.pop(0)
+        return end - begin - before
 
 
 class PrefillRate:
     """Learns the throughput of prefill: the tokens per time in which the engine prefills.
 
-    Engines prefill several prompts at once. Their times overlap, and count once. The time in which
-    a prompt waits in the engine for room is no time of prefill: it counts only while the engine
-    also prefills others.
+    Engines prefill several prompts at once. Their times overlap, and count once. The times of short
+    and of cancelled prompts do not count. The time in which a prompt waits in the engine for room
+    is no time of prefill: it counts only while the engine also prefills others.
 
     `is_measured`: whether a prompt was observed, so that the rate is not the assumed one.
     """
@@ -41,46 +60,44 @@ class PrefillRate:
         self._tokens = ASSUMED_TOKENS
         self._seconds = ASSUMED_TOKENS / tokens_per_second
         self._running = 0
+        self._busy_since: float | None = None
+        self._counted = CountedTimes()
         self.is_measured = False
-        self._period = BusyPeriod(0.0)
 
-    def start(self, now: float) -> None:
-        """Record that a prompt was sent to the engine."""
+    def start(self, now: float) -> float:
+        """Record that a prompt was sent to the engine. Returns when."""
         if not self._running:
-            self._period = BusyPeriod(now)
+            self._busy_since = now
         self._running += 1
+        return now
 
-    def end(self, now: float) -> _Prefill:
+    def end(self, start: float, now: float) -> _Prefill:
         """Record the first output token of a prompt, or that it was cancelled."""
         self._running -= 1
-        return self._period, now
+        if not self._running:
+            self._busy_since = None
+        return start, now
 
-    def period(self) -> BusyPeriod | None:
-        """Return the period in which the engine prefills now; None if it prefills nothing."""
-        return self._period if self._running else None
-
-    def end_queued(self, start: BusyPeriod | None, now: float) -> _Prefill | None:
+    def end_queued(self, start: float, now: float) -> _Prefill | None:
         """Record the first output token of a prompt that may have waited in the engine.
 
-        It counts if the engine was prefilling all the time since the prompt was sent, in the period
-        `start`: otherwise, a part of its prefill would be missing.
+        It counts if the engine was prefilling others all the time since it was sent: otherwise, a
+        part of its prefill would be missing.
         """
-        return None if start is None or start is not self.period() else (start, now)
+        if self._busy_since is None or start < self._busy_since:
+            return None
+        return start, now
 
     def observe(self, prefill: _Prefill | None, tokens: int) -> None:
         """Learn from a prefill that has ended, once its tokens that were not cached are known."""
         if prefill is None or tokens < MIN_TOKENS:
             return
+        seconds = self._counted.add(*prefill)
+        if seconds is None:
+            return
         self.is_measured = True
-        period, end = prefill
-        seconds = max(0.0, end - period.counted_until)
-        period.counted_until = max(end, period.counted_until)
         self._tokens = self._tokens * DECAY_PER_OBSERVATION + tokens
         self._seconds = self._seconds * DECAY_PER_OBSERVATION + seconds
-
-    def finish(self, tokens: int, now: float) -> None:
-        """Record the first output token of a prompt of which so many tokens were not cached."""
-        self.observe(self.end(now), tokens)
 
     @property
     def tokens_per_second(self) -> float:
@@ -131,9 +148,9 @@ class PrefillMeter:
         self._prefill: _Prefill | None = None
         self._is_ended = False
         self._is_pending = True  # whether the cached tokens are not known
-        self._start = rate.period() if is_queued else None
+        self._start = _now()
         if not is_queued:
-            rate.start(_now())
+            rate.start(self._start)
 
     def push(self, delta: TokenDelta) -> bool:
         if self._is_pending:
@@ -152,7 +169,7 @@ class PrefillMeter:
             if self._is_queued:
                 self._prefill = self._rate.end_queued(self._start, _now())
             else:
-                self._prefill = self._rate.end(_now())
+                self._prefill = self._rate.end(self._start, _now())
 
 
 def _now() -> float:

@@ -3,7 +3,6 @@
 from collections import deque
 from typing import Protocol
 
-from dovetail.routing.prefill_rate import BusyPeriod
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
 from dovetail.simulate.agent_sessions import AgentSession, AgentTurn
@@ -118,7 +117,7 @@ class SchedulerPolicy:
         self.scheduler = SessionScheduler(model.tokens, limits)
         self._knows_gaps = knows_gaps
         self._running: dict[AgentTurn, Turn] = {}
-        self._queued: dict[AgentTurn, BusyPeriod | None] = {}  # turns that wait in the engine
+        self._sent: dict[AgentTurn, float] = {}
         self._turns: dict[int, AgentTurn] = {}
         self._admitted: list[AgentTurn] = []
 
@@ -142,20 +141,16 @@ class SchedulerPolicy:
         admitted = [self._turns.pop(one.number) for one in self.scheduler.admit(now)]
         admitted, self._admitted = self._admitted + admitted, []
         for turn in admitted:
-            rate = self.scheduler.prefill_rate
+            self._sent[turn] = now
             if self._running[turn].has_room:
-                rate.start(now)
-            else:
-                self._queued[turn] = rate.period()
+                self.scheduler.prefill_rate.start(now)
         return admitted
 
     def finish_prefill(self, turn: AgentTurn, tokens: int, now: float) -> None:
         scheduled, rate = self._running[turn], self.scheduler.prefill_rate
         scheduled.begin_output(now)
-        if scheduled.has_room:
-            rate.finish(tokens, now)
-        else:
-            rate.observe(rate.end_queued(self._queued.pop(turn), now), tokens)
+        end = rate.end if scheduled.has_room else rate.end_queued
+        rate.observe(end(self._sent.pop(turn), now), tokens)
 
     def finish(self, turn: AgentTurn, now: float) -> None:
         end = TurnEnd(
