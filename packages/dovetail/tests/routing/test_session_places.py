@@ -110,7 +110,7 @@ def test_places_fit_into_a_smaller_capacity() -> None:
     one = scheduler()
     for name in "ab":
         one.finish(arrive(one, name, 500), TurnEnd(500, BASH), 1.0)
-    one.set_capacity(400, 2.0)
+    one.set_capacity(400)
     tokens = {state.session: state.tokens for state in one.sessions(2.0)}
     assert tokens == {"b": 400}
 

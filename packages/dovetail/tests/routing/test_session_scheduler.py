@@ -69,7 +69,7 @@ def test_session_with_a_waiting_turn_retains_its_place_while_the_server_drains()
 def test_turns_that_run_while_the_engine_fails_leave_no_places() -> None:
     one = scheduler()
     cancelled, finished = arrive(one, "cancelled", 400), arrive(one, "finished", 400)
-    one.reset(1.0)
+    one.reset()
     one.cancel(cancelled, 2.0)
     one.finish(finished, TurnEnd(410, BASH), 2.0)
     assert one.sessions(2.0) == []
@@ -309,9 +309,9 @@ def test_tenant_below_its_share_waits_for_a_quarter_of_the_time() -> None:
 def test_unknown_capacity_admits_everything() -> None:
     one = scheduler(None)
     assert {arrive(one, str(n), 10**9).state for n in range(50)} == {"running"}
-    one.set_capacity(10, 1.0)
+    one.set_capacity(10)
     assert arrive(one, "late", 5, 1.0).state == "waiting"
-    one.set_capacity(None, 2.0)
+    one.set_capacity(None)
     assert sessions_of(one.admit(2.0)) == ["late"]
 
 
@@ -358,7 +358,7 @@ def test_engine_restart_empties_the_cache() -> None:
     a = arrive(one, "a", 400)
     b = arrive(one, "b", 400)
     one.finish(a, TurnEnd(400, BASH), 1.0)
-    one.reset(2.0)
+    one.reset()
     assert one.used_tokens == 400
     one.cancel(b, 2.0)
     assert arrive(one, "c", 900, 2.0).state == "running"

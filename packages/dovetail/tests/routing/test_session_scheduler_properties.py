@@ -81,9 +81,9 @@ class History:
             case "release", (str() as session,):
                 scheduler.release(session, now)
             case "capacity", (int() | None as tokens,):
-                scheduler.set_capacity(tokens, now)
+                scheduler.set_capacity(tokens)
             case "reset", ():
-                scheduler.reset(now)
+                scheduler.reset()
             case "drain", ():
                 scheduler.drain(now)
         self.admit()

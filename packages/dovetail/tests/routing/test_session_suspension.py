@@ -225,8 +225,8 @@ def test_turn_above_the_capacity_can_run_alone() -> None:
 
 def test_restart_of_the_engine_ends_the_suspension() -> None:
     one, now = suspended()
-    one.reset(now)
-    one.set_capacity(900, now)
+    one.reset()
+    one.set_capacity(900)
     assert not one.is_suspended
     arrive(one, "a", 800, now)
     assert arrive(one, "b", 800, now).state == "waiting"
@@ -240,7 +240,7 @@ def test_sessions_that_return_in_time_after_a_restart_do_not_suspend_scheduling(
     for name in names:
         end = TurnEnd(100, BASH, return_seconds=0.5)
         assert one.finish(arrive(one, name, 100, 0.0), end, 1.0) == 1.5
-    one.reset(1.0)
+    one.reset()
     arrive(one, "large", 10_001, 1.0)
     assert [arrive(one, name, 100, 1.5).state for name in names] == ["waiting"] * len(names)
     assert not one.is_suspended

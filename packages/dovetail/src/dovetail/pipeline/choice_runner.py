@@ -107,12 +107,12 @@ class ChoiceRunner:
             raise
         finally:
             slow_start.cancel()
+            if self._session_turn is not None:
+                end_turn(self._session_turn, self._prepared, self._generation, self._finish_reason)
             if self._started:
                 self._observer.on_choice_finished(
                     self._choice, self._usage(), self._cached_tokens is not None
                 )
-            if self._session_turn is not None:
-                end_turn(self._session_turn, self._prepared, self._generation, self._finish_reason)
             await self._record()  # after a failure or a disconnect
         self._warm_next_prompt()
 

@@ -60,6 +60,8 @@ def end_turn(
         if identity.final:
             turn.release_session()  # perhaps no engine has received the request
         return
+    if identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
+        turn.release_session()  # no place is held after the turn
     calls = [one for one in generation.message().blocks if isinstance(one, ToolCallBlock)]
     turn.finish(
         TurnEnd(
@@ -70,8 +72,6 @@ def end_turn(
             waits_for_user=not calls,
         )
     )
-    if identity.final or turn.profile.session.startswith(ANONYMOUS_PREFIX):
-        turn.cancel(release=True)
 
 
 def _short_digest(name: str) -> str:

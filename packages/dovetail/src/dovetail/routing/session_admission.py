@@ -89,7 +89,6 @@ class SessionAdmission:
     """Schedules the sessions of a pool.
 
     `kv_tokens`: the capacity of each replica's KV cache; None to use what the engine reports.
-    `accepts`: returns whether a replica may take over turns that wait for others.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class SessionAdmission:
         self._queues: dict[int, SessionQueue] = {}
         self._is_moving_turns = False
         self._removed_expired_waits = 0
+        #: Returns whether a replica may take over turns that wait for others.
         self.accepts: Callable[[int], bool] = lambda replica: True
         self._branches: LruCache[str, set[str]] = LruCache(MAX_SESSIONS)
         self._abandoned: LruCache[str, tuple[float, float]] = LruCache(MAX_ABANDONED_WAITS)
@@ -210,11 +210,17 @@ class SessionAdmission:
         else:
             branches.add(profile.branch)
             if len(branches) > MAX_BRANCHES:
-                branches &= {profile.branch, *filter(self._has_place, branches)}
+                branches &= {profile.branch, *filter(self._is_active, branches)}
         return SessionTurn(self, profile, relatives)
 
-    def _has_place(self, branch: str) -> bool:
-        return any(one.has_place(branch) for _, one in self.schedulers())
+    def _is_active(self, branch: str) -> bool:
+        return any(one.has_place(branch) or one.has_turns(branch) for _, one in self.schedulers())
+
+    def move_away(self, branch: str, replica: int) -> None:
+        """Record that a conversation continues on a replica: others do not expect it back."""
+        for index, scheduler in self.schedulers():
+            if index != replica:
+                scheduler.move_away(branch, asyncio.get_running_loop().time())
 
     def release_session(self, session: str) -> None:
         """Free the places of a session that has ended, with all its conversations."""
@@ -308,6 +314,7 @@ class SessionTurn:
         if self._turn is not None:
             self._leave()
             self._move(queue, queue.arrive(arrival, is_started=True))
+            self._admission.move_away(self.profile.branch, replica)
             return True
         arrived_at = self._arrived_at
         if arrived_at is None:
@@ -317,6 +324,7 @@ class SessionTurn:
         self._arrived_at = turn.arrived_at
         self._move(queue, turn)
         if await queue.wait(turn, self._move):
+            self._admission.move_away(self.profile.branch, self.replica)
             return True
         self._leave()
         return False

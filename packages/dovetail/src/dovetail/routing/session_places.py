@@ -5,7 +5,7 @@ once, up to the longest beginning that one of them shares. The engine evicts the
 blocks, so the sessions between turns are kept in that order.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
 from math import inf
@@ -120,7 +120,7 @@ class SessionPlaces:
         self.used = 0
         self.tenants: dict[str, int] = {}
         self._heads: dict[str, _Head] = {}
-        self._parked: OrderedDict[str, PlacedSession] = OrderedDict()
+        self._parked: dict[str, PlacedSession] = {}
         self._placements = count()
 
     def parked(self) -> Iterator[PlacedSession]:
@@ -148,7 +148,6 @@ class SessionPlaces:
         """Keep the place of a session whose last running turn has finished."""
         self._resize(session, max(0, context_tokens - session.head_tokens))
         self._parked[session.key] = session
-        self._parked.move_to_end(session.key)
 
     def leave(self, session: PlacedSession) -> None:
         """Take a session's place away."""

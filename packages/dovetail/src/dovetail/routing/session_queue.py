@@ -128,16 +128,15 @@ class SessionQueue:
 
     def restart(self, capacity: int | None) -> None:
         """Continue after the engine was restarted: its KV cache is empty."""
-        now = _now()
-        self.scheduler.set_capacity(capacity, now)
-        self.scheduler.reset(now)
+        self.scheduler.set_capacity(capacity)
+        self.scheduler.reset()
         self._report_suspension()
         self.dispatch()
 
     def fail(self) -> None:
         """Wake all waiting turns: the replica failed or was removed."""
         now = _now()
-        self.scheduler.reset(now)
+        self.scheduler.reset()
         self._was_suspended = False  # its turns wait nowhere: that is not worth a line in the log
         for turn, waiter in self._waiting.items():
             if turn.state == "waiting":
@@ -160,12 +159,12 @@ class SessionQueue:
 
     def _dispatch(self) -> None:
         """Wake the turns that may run now, and come back when the next one may."""
+        self.stop()
         now = _now()
         for turn in self.scheduler.admit(now):
             self._wake(turn)
-        self.stop()
         deadline = self.scheduler.next_deadline(now)
-        if deadline is not None:
+        if not self._is_dispatching and deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._dispatch)
         self._on_change()
 

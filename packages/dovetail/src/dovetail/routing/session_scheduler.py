@@ -32,7 +32,7 @@ from dovetail.routing.session_waits import RESERVED_SECONDS, WaitingTurns
 from dovetail.routing.tool_times import ToolTimes
 
 #: After so many turns without room, those that need places of others wait for the next call.
-MAX_REJECTED_TURNS = 16
+MAX_REJECTED_TURNS, MAX_REJECTED_WHILE_IDLE = 16, 128
 
 _Rank = tuple[float, ...]
 
@@ -52,7 +52,7 @@ class SessionScheduler:
         tool_times: ToolTimes | None = None,
     ) -> None:
         self.limits = limits or SchedulingLimits()
-        self.tool_times = tool_times or ToolTimes()
+        self.tool_times = ToolTimes() if tool_times is None else tool_times
         self.prefill_rate = PrefillRate(self.limits.prefill_tokens_per_second)
         self.counters = SchedulerCounters()
         self.running_turns = 0
@@ -118,7 +118,7 @@ class SessionScheduler:
         session.waiting += 1
         session.hold_until = inf  # the place is kept while the turn waits
         if is_started:
-            self._try_admit(turn, now, is_forced=True)
+            self._try_admit(turn, now, is_started=True)
         elif not self._runs_at_once(turn, now):
             self._waiting.add(turn)
         return turn
@@ -130,6 +130,13 @@ class SessionScheduler:
         it does not run soon, sessions that have a place and need none of others continue: the turn
         waits for long ones, and stopping all others would not help it.
         """
+        admitted: list[Turn] = []
+        while batch := self._admit_once(now):
+            admitted += batch
+        return admitted
+
+    def _admit_once(self, now: float) -> list[Turn]:
+        """Look at each waiting turn once. Others may be overdue when fewer wait."""
         admitted: list[Turn] = []
         self._waiting.update()
         rejected: list[tuple[float, int]] = []
@@ -170,7 +177,7 @@ class SessionScheduler:
         session.tool_keys = end.tool_keys
         capacity = self.capacity_tokens or 0
         hold_seconds, session.predicted_seconds = self._holds.predict(end, capacity, now)
-        if self._is_draining:
+        if self._is_draining or session.is_ended:
             hold_seconds = 0.0
         self._park(session, end.context_tokens, now + hold_seconds)
         return hold_seconds
@@ -195,18 +202,24 @@ class SessionScheduler:
         if known is None:
             return
         known.is_ended = True
-        known.idle_since = None
         if not known.running:
             self._places.leave(known)
             if not known.waiting:
                 del self._sessions[session]
 
-    def set_capacity(self, tokens: int | None, now: float) -> None:
+    def move_away(self, session: str, now: float) -> None:
+        """Record that a session continues on another replica: it is not expected back here."""
+        known = self._sessions.get(session)
+        if known is not None and not known.has_turns:
+            known.idle_since = None
+            known.hold_until = min(known.hold_until, now)
+
+    def set_capacity(self, tokens: int | None) -> None:
         """Change the capacity. Running turns continue; places are lost if it is smaller."""
         self._places.capacity = tokens
         self._places.evict()
 
-    def reset(self, now: float) -> None:
+    def reset(self) -> None:
         """Record that the engine failed or was restarted: its KV cache is empty."""
         self._returns = HeldReturns()
         for session in list(self._places.parked()):
@@ -261,14 +274,14 @@ class SessionScheduler:
         order = (is_cold, share, session.first_seen, turn.number)
         return (1, -arrival.priority, arrival.background, *order)
 
-    def _try_admit(self, turn: Turn, now: float, *, is_forced: bool = False) -> bool:
+    def _try_admit(self, turn: Turn, now: float, *, is_started: bool = False) -> bool:
         """Start a turn if there is room, taking the places of others where that is allowed."""
         arrival = turn.arrival
         session = self._sessions[arrival.session]
         if not self._make_room(turn, session, now):
-            if not is_forced and now < turn.arrived_at + self.limits.max_wait_seconds:
+            if not is_started and now < turn.arrived_at + self.limits.max_wait_seconds:
                 return False
-            turn.is_forced = True
+            turn.is_forced = not is_started
         self._places.occupy(session, arrival)
         self._places.evict()
         is_alone = self.running_turns == session.running
@@ -295,7 +308,8 @@ class SessionScheduler:
         `rejected`: the placements of other turns for which there was no room, and their needs. A
         turn that got its place later may take the places of fewer sessions.
         """
-        if len(rejected) >= MAX_REJECTED_TURNS and self.running_turns:
+        limit = MAX_REJECTED_TURNS if self.running_turns else MAX_REJECTED_WHILE_IDLE
+        if len(rejected) >= limit:
             return True
         return any(placement >= other and needed >= tokens for other, tokens in rejected)
 

@@ -21,7 +21,7 @@ HALF_LIFE_SECONDS = 6 * 3600.0
 #: A command with less weight than this is estimated from all commands of its tool.
 MIN_WEIGHT = 2.0
 MAX_KEYS = 2048
-MAX_WORD_LENGTH = 40
+MAX_WORD_LENGTH = 64
 #: Arguments that hold the command line of tools that run commands.
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code")
 
@@ -33,13 +33,13 @@ def tool_time_key(name: str, arguments: str | bytes) -> ToolTimeKey:
     try:
         values = json.loads(arguments)
     except (ValueError, RecursionError):
-        return (name, "")
+        return (name[:MAX_WORD_LENGTH], "")
     if not isinstance(values, dict):
-        return (name, "")
+        return (name[:MAX_WORD_LENGTH], "")
     command = next((values[field] for field in COMMAND_ARGUMENTS if field in values), "")
     if isinstance(command, list):  # Codex sends ["bash", "-lc", "pytest -q"]
         command = next((one for one in reversed(command) if isinstance(one, str)), "")
-    return (name, _first_word(command) if isinstance(command, str) else "")
+    return (name[:MAX_WORD_LENGTH], _first_word(command) if isinstance(command, str) else "")
 
 
 def _first_word(command: str) -> str:
