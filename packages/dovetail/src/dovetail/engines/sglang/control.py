@@ -12,12 +12,13 @@ from dovetail_model import DovetailError
 
 CONTROL_TIMEOUTS = Timeouts(connect=2.0, read=5.0)
 REFUSALS = (401, 403, 404, 405)
+MAX_LOGGED_CHARS = 200
 
 _log = logging.getLogger(__name__)
 
 
 class ControlClient:
-    """Sends control requests in tasks of their own. Failures are only logged."""
+    """Sends control requests. Failures are only logged, and nothing waits for an abort."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -33,11 +34,15 @@ class ControlClient:
         if self._supports_abort:
             self._schedule(self._abort(rid))
 
-    def close_session(self, session: str) -> None:
-        self._schedule(self._close_session(session))
+    async def close_session(self, session: str) -> bool:
+        """Close a session. Return whether the server responded."""
+        status, problem = await self._post("/close_session", {"session_id": session})
+        if status != 200:
+            _log_failure("session_close_failed", session=session[:MAX_LOGGED_CHARS], error=problem)
+        return status is not None
 
     async def wait(self) -> None:
-        """Wait until everything was sent."""
+        """Wait until all aborts were sent."""
         await asyncio.gather(*self._tasks)
 
     def _schedule(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -52,11 +57,6 @@ class ControlClient:
             _log_failure("abort_unsupported", status=status)
         elif status is None:
             _log_failure("abort_failed", request=rid, error=problem)
-
-    async def _close_session(self, session: str) -> None:
-        status, problem = await self._post("/close_session", {"session_id": session})
-        if status != 200:
-            _log_failure("session_close_failed", session=session, error=problem)
 
     async def _post(self, path: str, fields: dict[str, str]) -> tuple[int | None, str]:
         """Return the status, or None without a response, and what is wrong with it."""

@@ -1,6 +1,7 @@
 """An SGLang server as a token engine, over its native `/generate`."""
 
 import logging
+from contextlib import nullcontext
 from secrets import token_hex
 
 from dovetail.engines.engine import (
@@ -70,7 +71,7 @@ class SglangEngine:
         self._connections = ConnectionGroup()
         self._prompt_encoder = PromptEncoder()
         self._control = ControlClient(endpoint)
-        self._references = SessionReferences(self._close_session)
+        self._references = SessionReferences(self._control.close_session)
         self.capabilities = self._build_capabilities()
 
     async def start(self) -> None:
@@ -95,15 +96,11 @@ class SglangEngine:
         """Push deltas as they arrive. Cancelling closes the connection and aborts the request."""
         if self._served_model.problem:
             raise EngineUnavailable(f"{SERVER_NAME} serves another model than at startup")
-        is_tracked = self._server_info.has_session_references
-        if is_tracked:
-            self._references.start(request)
-        try:
-            with self._redactor.clean_errors():
-                await self._generate(request, sink)
-        finally:
-            if is_tracked:
-                self._references.finish(request)
+        is_running = self._health_path is not None
+        is_tracked = is_running and self._server_info.has_session_references
+        tracking = self._references.track(request) if is_tracked else nullcontext()
+        with tracking, self._redactor.clean_errors():
+            await self._generate(request, sink)
 
     def retain(self, request: str, seconds: float) -> None:
         """Let SGLang evict the session of a finished request last for some time."""
@@ -128,13 +125,13 @@ class SglangEngine:
         return EngineHealth(not problem, problem, facts)
 
     async def stop(self) -> None:
-        """Abort this engine's requests."""
+        """Abort this engine's requests and close its sessions on the server."""
         self._health_path = None
         running, self._running = self._running, set()
         self._connections.abort_all()  # a server that hangs would never end them
-        self._references.stop()
         for rid in running:
             self._control.abort(rid)
+        await self._references.stop()
         await self._control.wait()
 
     async def _generate(self, request: EngineRequest, sink: TokenSink) -> None:
@@ -169,10 +166,6 @@ class SglangEngine:
             self._running.discard(rid)
             if abort_on_exit and not reader.is_finished:
                 self._control.abort(rid)
-
-    def _close_session(self, session: str) -> None:
-        if self._health_path is not None:
-            self._control.close_session(session)
 
     async def _check_model(self) -> str:
         if self._model_path is None:
