@@ -131,6 +131,19 @@ def test_engines_report_cached_tokens_with_any_delta(reported_at: int) -> None:
     assert run_jumping(scene()) == pytest.approx(1.0, rel=0.05)
 
 
+def test_prompt_counts_once_if_several_deltas_report_its_cached_tokens() -> None:
+    async def scene() -> float:
+        rate = PrefillRate(1_000.0)
+        for _ in range(100):
+            meter = PrefillMeter(rate, 6_000, Sink())
+            await asyncio.sleep(2.0)
+            for _ in range(4):
+                meter.push(TokenDelta([1], cached=2_000))
+        return rate.seconds(2_000)
+
+    assert run_jumping(scene()) == pytest.approx(1.0, rel=0.05)
+
+
 def test_prompts_that_wait_in_the_engine_count_only_while_it_prefills_others() -> None:
     rate = PrefillRate(1_000.0)
     rate.observe(rate.end_queued(50.0, 100.0), 50_000)

@@ -43,6 +43,9 @@ def run_agents(
         if sessions is not None:
             assert not any(one.running_turns for _, one in sessions.schedulers())
             assert not any(one.waiting_turns for _, one in sessions.schedulers())
+            for replica in range(len(engines)):
+                queue = sessions.queue(replica)
+                assert queue is None or not queue._waiting
         await pool.stop()
         return pool
 
@@ -53,7 +56,8 @@ AGENTS = st.lists(
     st.builds(
         Agent,
         name=st.uuids().map(str),
-        growth=st.lists(st.integers(1, 120), min_size=1, max_size=4),
+        # Shorter prompts than those that show the rate of prefill: scheduling is not suspended.
+        growth=st.lists(st.integers(1, 56), min_size=1, max_size=4),
         gaps=st.lists(st.sampled_from([0.1, 0.7, 5.0, 60.0]), max_size=3),
         tenant=st.sampled_from(["", "a", "b"]),
         background=st.booleans(),
@@ -65,7 +69,7 @@ AGENTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(AGENTS, st.integers(60, 700))
+@given(AGENTS, st.integers(60, 400))
 def test_running_sessions_fit_into_the_kv_cache_and_all_of_them_end(
     agents: list[Agent], capacity: int
 ) -> None:
@@ -345,6 +349,41 @@ def test_expected_output_is_reserved() -> None:
 
     assert concurrent(20)
     assert not concurrent(40)
+
+
+@pytest.mark.parametrize(
+    ("expected", "choices", "reserved"),
+    [(40, 1, 40), (40, 3, 120), (1_000, 1, 100), (None, 1, 100)],
+)
+def test_output_is_reserved_for_each_choice_up_to_its_limit(
+    expected: int | None, choices: int, reserved: int
+) -> None:
+    async def scene() -> None:
+        sessions = SessionAdmission(10_000)
+        sessions.add_replica(0, "engine", None)
+        turn = sessions.begin_turn(TurnProfile("a", "a#0", "", "head", choices=choices))
+        prompt = array("I", [1] * 50)
+        assert await turn.enter(0, EngineRequest("r", prompt, 100, expected_tokens=expected))
+        ((_, scheduler),) = sessions.schedulers()
+        assert scheduler.used_tokens == 50 + reserved
+        sessions.stop()
+
+    run_jumping(scene())
+
+
+def test_reserved_output_is_learned() -> None:
+    async def scene() -> None:
+        sessions = SessionAdmission(10_000)
+        sessions.add_replica(0, "engine", None)
+        request = EngineRequest("r", array("I", [1] * 50), 5_000)
+        for _ in range(200):
+            turn = sessions.begin_turn(TurnProfile("a", "a#0", "", "head"))
+            assert await turn.enter(0, request)
+            turn.finish(TurnEnd(50 + 2_000))
+        assert sessions.expected_output_tokens(request) == pytest.approx(2_000, rel=0.01)
+        sessions.stop()
+
+    run_jumping(scene())
 
 
 def test_return_of_a_session_is_predicted_and_measured() -> None:

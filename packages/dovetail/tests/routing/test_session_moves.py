@@ -252,6 +252,52 @@ def test_turns_that_waited_for_the_only_replica_run_after_its_recovery() -> None
     run(1, scene)
 
 
+def test_migrated_turn_without_room_is_no_expired_wait() -> None:
+    async def scene(it: Scene) -> None:
+        await it.occupy(1)
+        turn = await it.occupy(0, "migrating")
+        assert await turn.enter(1, Agent("migrating").request(0, LARGE))
+        assert it.sessions.expired_waits == 0
+        assert it.sessions.stats.waits.count == 2
+        assert [one.running_turns for _, one in it.sessions.schedulers()] == [0, 2]
+
+    run(2, scene)
+
+
+def test_replicas_share_the_learned_tool_times() -> None:
+    async def scene(it: Scene) -> None:
+        for _ in range(4):
+            turn = await it.occupy(0, "one", 100)
+            turn.finish(TurnEnd(100, (("bash", "make"),)))
+            await asyncio.sleep(5.0)
+        it.sessions.add_replica(2, "engine", CAPACITY)
+        seconds = {
+            one.tool_times.quantile([("bash", "make")], 0.5, now())
+            for _, one in it.sessions.schedulers()
+        }
+        assert len(seconds) == 1
+        assert 5.0 <= (seconds.pop() or 0.0) < 8.0
+
+    run(2, scene)
+
+
+def test_time_on_another_replica_is_no_tool_time() -> None:
+    async def scene(it: Scene) -> None:
+        for replica in (0, 1, 1, 1, 1, 0):
+            turn = await it.occupy(replica, "one", 100)
+            turn.finish(TurnEnd(100, (("bash", "make"),)))
+            held = [at for at, one in it.sessions.sessions() if one.status == "held"]
+            assert set(held) <= {replica}
+            await asyncio.sleep(2.0)
+        learned = it.sessions.stats.actual
+        assert learned.sum == 2.0 * learned.count
+        ((_, first), _) = it.sessions.schedulers()
+        seconds = first.tool_times.quantile([("bash", "make")], 1.0, now())
+        assert 2.0 <= (seconds or 0.0) < 3.0  # of the returns to replica 1
+
+    run(2, scene)
+
+
 def test_turns_that_waited_for_the_only_replica_fail_if_it_does_not_recover() -> None:
     async def scene(it: Scene) -> None:
         holder = await it.occupy(0)

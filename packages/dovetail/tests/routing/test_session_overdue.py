@@ -1,6 +1,7 @@
 """Turns that wait for long, and the work of admission while many turns wait."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +92,23 @@ def test_work_of_admission_does_not_grow_with_waiting_turns_times_places(
     monkeypatch.setattr(SessionPlaces, "parked", parked)
     assert one.admit(0.2) == []
     assert 0 < visited <= 2 * (MAX_REJECTED_TURNS + 1) * places
+
+
+def test_turn_that_becomes_overdue_when_others_are_admitted_runs_with_them() -> None:
+    """The time after which turns take places is shorter when fewer tokens wait."""
+    limits = replace(LIMITS, prefill_tokens_per_second=1_000.0, rotation_factor=10.0)
+    one = SessionScheduler(10_000, limits)
+    for _ in range(60):
+        one.finish(arrive(one, "short", 1, 0.0), TurnEnd(1, waits_for_user=True), 1.0)
+    one.release("short", 1.0)
+    held, running = arrive(one, "held", 6_600), arrive(one, "running", 3_400)
+    overdue, small = arrive(one, "overdue", 6_500, 0.6), arrive(one, "small", 3_000, 1.0)
+    held.started_at = 59.0
+    one.finish(held, TurnEnd(6_600, BASH), 60.0)
+    assert one.admit(85.0) == []
+    one.cancel(running, 85.0)
+    one.release("running", 85.0)
+    assert one.admit(85.0) == [small, overdue]
 
 
 def test_turn_that_fits_is_admitted_after_many_that_do_not() -> None:

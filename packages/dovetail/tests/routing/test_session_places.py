@@ -1,5 +1,8 @@
 """Places: shared heads, sessions above the capacity, sessions that do not return."""
 
+import pytest
+
+from dovetail.routing import session_places
 from dovetail.routing.session_places import SESSION_EXPIRY_SECONDS
 from dovetail.routing.session_scheduler import SessionScheduler
 from dovetail.routing.session_turns import SchedulingLimits, Turn, TurnArrival, TurnEnd
@@ -51,6 +54,58 @@ def test_place_has_room_for_each_of_two_concurrent_turns() -> None:
     one.arrive(TurnArrival("a", 500, head="h", shared_tokens=400), 0.0)
     one.arrive(TurnArrival("a", 20, head="h", shared_tokens=10), 0.0)
     assert one.used_tokens == 500
+
+
+def test_place_of_a_session_whose_next_turn_waits_is_not_taken() -> None:
+    one = scheduler()
+    arrive(one, "running", 500)
+    one.finish(arrive(one, "a", 400), TurnEnd(400, waits_for_user=True), 1.0)
+    assert arrive(one, "a", 900, 2.0).state == "waiting"
+    assert arrive(one, "cold", 300, 3.0).state == "waiting"
+    assert one.admit(3.0) == []
+    assert one.used_tokens == 900
+
+
+def test_place_of_a_session_with_two_turns_is_not_taken_when_the_first_ends() -> None:
+    one = scheduler()
+    arrive(one, "running", 500)
+    first = arrive(one, "a", 400)
+    assert arrive(one, "a", 900, 1.0).state == "waiting"
+    assert arrive(one, "cold", 300, 1.0).state == "waiting"
+    one.finish(first, TurnEnd(400, waits_for_user=True), 2.0)
+    assert one.admit(2.0) == []
+    assert one.used_tokens == 900
+
+
+def test_released_session_that_continues_keeps_its_place() -> None:
+    one = scheduler()
+    arrive(one, "running", 500)
+    first = arrive(one, "a", 400)
+    one.release("a", 1.0)
+    assert arrive(one, "a", 600, 2.0).state == "waiting"
+    one.finish(first, TurnEnd(400), 3.0)
+    assert one.admit(3.0) == []
+    assert one.used_tokens == 900
+
+
+def test_head_that_stays_in_use_frees_nothing() -> None:
+    one = scheduler(700)
+    arrive(one, "running", 100)
+    turn = one.arrive(TurnArrival("idle", 500, head="h", shared_tokens=300), 0.0)
+    one.finish(turn, TurnEnd(500, waits_for_user=True), 1.0)
+    same_head = one.arrive(TurnArrival("cold", 800, head="h", shared_tokens=300), 2.0)
+    assert same_head.state == "waiting"
+    assert one.used_tokens == 600
+
+
+def test_number_of_known_sessions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_places, "MAX_KNOWN_SESSIONS", 20)
+    one = scheduler(None)
+    for number in range(100):
+        turn = arrive(one, f"s{number}", 1, float(number) / 100)
+        one.finish(turn, TurnEnd(1), number / 100)
+        assert len(one._sessions) <= 20
+    assert "s99" in one._sessions
 
 
 def test_choices_of_a_session_above_the_capacity_run_at_once() -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 from array import array
+from unittest.mock import Mock
 
+import pytest
 from fake_clock_loop import run_jumping
 
 from dovetail.engines.engine import EngineRequest
-from dovetail.routing.session_admission import SessionAdmission, SessionTurn
-from dovetail.routing.session_turns import TurnEnd, TurnProfile
+from dovetail.routing.session_admission import MAX_BRANCHES, SessionAdmission, SessionTurn
+from dovetail.routing.session_turns import SchedulingLimits, TurnEnd, TurnProfile
 
 PROFILE = TurnProfile("s", "s#0", "", "head")
 
@@ -50,6 +52,70 @@ def test_last_turn_that_is_cancelled_frees_the_place() -> None:
         for turn in turns:
             assert states(sessions) == [("s#0", "running")]
             turn.cancel(release=True)
+        assert states(sessions) == []
+        assert len(sessions._branches) == 0
+        sessions.stop()
+
+    run_jumping(scene())
+
+
+def test_nothing_is_retained_for_a_session_that_has_ended() -> None:
+    async def scene() -> None:
+        retained: list[tuple[str, float]] = []
+        sessions = SessionAdmission(1_000, SchedulingLimits(prefill_tokens_per_second=10.0))
+        sessions.add_replica(0, "engine", None, lambda *call: retained.append(call))
+        turn = await begin(sessions, 500)
+        turn.release_session()
+        turn.finish(TurnEnd(510, (("bash", "ls"),)))
+        assert retained == [("r500", 0.0)]
+        assert states(sessions) == []
+        assert not any(one._sessions for _, one in sessions.schedulers())
+        sessions.stop()
+
+    run_jumping(scene())
+
+
+def test_queue_continues_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        sessions = SessionAdmission(1_000)
+        sessions.add_replica(0, "engine", None)
+        queue = sessions.queue(0)
+        assert queue is not None
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: errors.append(context["exception"])
+        )
+        first = await begin(sessions, 900)
+        second = sessions.begin_turn(TurnProfile("o", "o#0", "", "other"))
+        waiting = asyncio.create_task(second.enter(0, request(400)))
+        await asyncio.sleep(0)
+        error = RuntimeError("a fault")
+        with monkeypatch.context() as broken:
+            broken.setattr(queue.scheduler, "admit", Mock(side_effect=error))
+            await asyncio.sleep(0.1)
+        assert errors == [error]
+        first.cancel(release=True)
+        assert await asyncio.wait_for(waiting, 1.0)
+        sessions.stop()
+
+    run_jumping(scene())
+
+
+def test_conversations_that_wait_are_not_forgotten() -> None:
+    async def scene() -> None:
+        sessions = SessionAdmission(1_000)
+        sessions.add_replica(0, "engine", None)
+        blocking = sessions.begin_turn(TurnProfile("blocking", "blocking#0", "", "other"))
+        assert await blocking.enter(0, request(900))
+        waiting = sessions.begin_turn(PROFILE)
+        task = asyncio.create_task(waiting.enter(0, request(800)))
+        await asyncio.sleep(0)
+        for number in range(1, MAX_BRANCHES + 2):
+            sessions.begin_turn(TurnProfile("s", f"s#{number}", "", "head"))
+        blocking.cancel(release=True)
+        assert await task
+        sessions.release_session("s")
+        waiting.finish(TurnEnd(810, (("bash", "ls"),)))
         assert states(sessions) == []
         sessions.stop()
 

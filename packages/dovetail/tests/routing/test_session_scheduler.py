@@ -296,6 +296,29 @@ def test_tenants_share_the_capacity() -> None:
     assert sessions_of(one.admit(2.0)) == ["b0", "b1", "a10"]
 
 
+def test_tenant_with_more_than_half_of_its_share_waits_for_the_whole_time() -> None:
+    one = scheduler()
+    one.finish(arrive(one, "a", 600, tenant="a"), TurnEnd(600, BASH, return_seconds=500.0), 0.0)
+    held = arrive(one, "a", 600, 0.0, tenant="a")
+    arrive(one, "b0", 300, tenant="b")
+    b1 = arrive(one, "b1", 200, tenant="b")
+    one.finish(held, TurnEnd(600, BASH), 29.0)
+    assert one.admit(30.0) == []  # the place of `a` is held for 6 seconds
+    assert one.admit(35.0) == [b1]
+
+
+def test_turn_takes_places_before_it_runs_without_room() -> None:
+    limits = replace(LIMITS, max_wait_seconds=50.0, hold_factor=1e3, rotation_seconds=100.0)
+    one = SessionScheduler(CAPACITY, limits)
+    for _ in range(100):
+        one.finish(arrive(one, "short", 1), TurnEnd(1, waits_for_user=True), 0.0)
+    one.finish(arrive(one, "held", 900), TurnEnd(900, BASH), 0.0)
+    waiting = arrive(one, "waiting", 500)
+    assert one.admit(49.0) == []
+    assert one.admit(50.0) == [waiting]
+    assert not waiting.is_forced
+
+
 def test_tenant_below_its_share_waits_for_a_quarter_of_the_time() -> None:
     one = scheduler()
     turns = [arrive(one, f"a{n}", 100, tenant="a") for n in range(10)]

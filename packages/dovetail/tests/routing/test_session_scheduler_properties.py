@@ -75,7 +75,10 @@ class History:
                 if turn.state == "running":
                     self.check_admission(turn, before)
             case "finish", (int() as index, TurnEnd() as end) if self.running:
-                scheduler.finish(self.running[index % len(self.running)], end, now)
+                turn = self.running[index % len(self.running)]
+                seconds = scheduler.finish(turn, end, now)
+                placed = [one.session for one in scheduler.sessions(now)]
+                assert not seconds or turn.arrival.session in placed
             case "cancel", (int() as index,) if self.turns:
                 scheduler.cancel(self.turns[index % len(self.turns)], now)
             case "release", (str() as session,):
@@ -87,6 +90,7 @@ class History:
             case "drain", ():
                 scheduler.drain(now)
         self.admit()
+        assert not scheduler.admit(now), "all turns that may run were admitted"
 
     def admit(self) -> None:
         before = self.scheduler.used_tokens
@@ -171,8 +175,13 @@ def test_released_sessions_leave_nothing(
     one.finish_all()
     for session in "abcdefgh":
         one.scheduler.release(session, one.now)
-    assert one.scheduler.used_tokens == 0
-    assert one.scheduler.sessions(one.now) == []
+    scheduler, places = one.scheduler, one.scheduler._places
+    assert scheduler.used_tokens == 0
+    assert scheduler.sessions(one.now) == []
+    assert not scheduler._sessions
+    assert not places._heads
+    assert not places.tenants
+    assert not scheduler._waiting._tokens
 
 
 @settings(max_examples=100, deadline=None)

@@ -270,10 +270,7 @@ def test_time_of_a_session_with_a_waiting_turn_is_not_a_tool_time() -> None:
 
 def hold_factor(one: SessionScheduler) -> float:
     """Return for how long a place is held, relative to the rate of prefill."""
-    turn = arrive(one, "probe", 100, 0.0)
-    turn.started_at = -1.0
-    seconds = one.finish(turn, TurnEnd(100), 0.0)
-    one.release("probe", 0.0)
+    seconds, _ = one._holds.predict(TurnEnd(100), 1_000, 0.0)
     return seconds / one.prefill_rate.seconds(100) / one.prefill_rate.seconds(1_000)
 
 

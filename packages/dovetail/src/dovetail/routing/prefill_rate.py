@@ -13,7 +13,7 @@ ASSUMED_TOKENS = 1_000.0
 #: Shorter prefills do not show the rate: their times are mostly those of the first output token.
 MIN_TOKENS = 256
 MIN_SECONDS = 1e-9
-#: So many intervals are remembered. Prefills that began before them are not observed.
+#: So many intervals are stored. Prefills that began before them are not observed.
 MAX_INTERVALS = 256
 
 #: When a prompt was sent, and when its output began.

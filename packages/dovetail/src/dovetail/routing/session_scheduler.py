@@ -177,10 +177,10 @@ class SessionScheduler:
         session.tool_keys = end.tool_keys
         capacity = self.capacity_tokens or 0
         hold_seconds, session.predicted_seconds = self._holds.predict(end, capacity, now)
-        if self._is_draining or session.is_ended:
+        if self._is_draining:
             hold_seconds = 0.0
         self._park(session, end.context_tokens, now + hold_seconds)
-        return hold_seconds
+        return hold_seconds if session.placement is not None else 0.0
 
     def cancel(self, turn: Turn, now: float) -> None:
         """Remove a turn that waits, or record that a running one was interrupted."""
