@@ -274,6 +274,23 @@ def hold_factor(one: SessionScheduler) -> float:
     return seconds / one.prefill_rate.seconds(100) / one.prefill_rate.seconds(1_000)
 
 
+def test_nothing_is_prefilled_ahead_while_scheduling_is_suspended() -> None:
+    """More is cached than fits: a prefill would evict the prefix of another session."""
+    sessions = SessionAdmission(kv_tokens=1_000)
+
+    async def scene() -> None:
+        sessions.add_replica(0, "e", None)
+        ((_, scheduler),) = sessions.schedulers()
+        assert not sessions.has_delayed_turns
+        scheduler.counters.delayed = 1
+        assert sessions.has_delayed_turns
+        suspend(scheduler, 0.0)
+        assert not sessions.has_delayed_turns
+        sessions.stop()
+
+    run_jumping(scene())
+
+
 @pytest.mark.parametrize("has_room", [True, False])
 def test_engine_is_measured_on_turns_that_do_not_wait_in_it(has_room: bool) -> None:
     """Others are not counted as prefill from when they were sent, nor as a turn."""

@@ -181,8 +181,8 @@ class SessionAdmission:
 
     @property
     def has_delayed_turns(self) -> bool:
-        """Whether a turn had to wait since the start: more sessions are active than fit."""
-        return any(one.counters.delayed for _, one in self.schedulers())
+        """Whether turns wait for room, and one had to: more sessions are active than fit."""
+        return any(one.counters.delayed and not one.is_suspended for _, one in self.schedulers())
 
     @property
     def expired_waits(self) -> int:
