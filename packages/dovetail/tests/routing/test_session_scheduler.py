@@ -129,9 +129,32 @@ def test_place_is_given_up_when_the_session_does_not_return() -> None:
     first = arrive(one, "a", 600)
     second = arrive(one, "b", 600)
     one.finish(first, TurnEnd(650, BASH), 1.0)
-    assert one.next_deadline(1.0) == 7.5
+    assert one.next_deadline(7.0) == 7.5
     assert one.admit(7.5) == [second]
     assert one.counters.yielded == 1
+
+
+def test_engine_is_not_left_idle_while_there_are_places_that_are_not_held() -> None:
+    """A held place that is older than others protects those, until nothing has run for long."""
+    limits = replace(LIMITS, hold_factor=1e3)
+    one = SessionScheduler(CAPACITY, limits)
+    one.finish(arrive(one, "held", 300), TurnEnd(300, BASH), 1.0)
+    one.finish(arrive(one, "idle", 600, 1.0), TurnEnd(600, waits_for_user=True), 2.0)
+    running = arrive(one, "running", 100, 3.0)
+    arrive(one, "large", 900, 3.0)
+    cold = arrive(one, "cold", 400, 3.0)
+    assert one.admit(9.0) == []
+    one.release("running", 10.0)
+    one.finish(running, TurnEnd(100), 10.0)
+    assert one.admit(10.0) == []
+    assert one.next_deadline(10.0) == 14.0  # the engine prefills 100 tokens per second
+    assert one.admit(13.9) == []
+    assert one.admit(14.0) == [cold]
+    assert {one.session: one.tokens for one in one.sessions(14.0)} == {
+        "held": 300,
+        "cold": 400,
+        "large": 0,
+    }
 
 
 def test_place_is_held_no_longer_than_prefilling_it_again_takes() -> None:
@@ -418,5 +441,5 @@ def test_finishing_a_turn_twice_is_an_error() -> None:
     one = scheduler()
     turn = arrive(one, "a", 10)
     one.finish(turn, TurnEnd(10), 1.0)
-    with pytest.raises(ValueError, match="is finished, not running"):
+    with pytest.raises(ValueError, match="is not running but finished"):
         one.finish(turn, TurnEnd(10), 1.0)

@@ -168,7 +168,7 @@ class SessionScheduler:
 
         Returns for how many seconds the place is held at most.
         """
-        session = self._stop_turn(turn)
+        session = self._stop_turn(turn, now)
         if (begin := turn.started_at if turn.has_room else turn.first_token_at) is not None:
             self._holds.observe_turn(now - begin)
         if session.running:
@@ -192,7 +192,7 @@ class SessionScheduler:
             if not session.has_turns:
                 session.hold_until = now
         elif turn.state == "running":
-            session = self._stop_turn(turn)
+            session = self._stop_turn(turn, now)
             if not session.running:
                 self._park(session, turn.arrival.prompt_tokens, now)
 
@@ -292,15 +292,11 @@ class SessionScheduler:
         turn.state = "running"
         turn.started_at = now
         self.running_turns += 1
-        self._count(turn, now)
+        self._waiting.idle_since = None
+        self.counters.admitted += 1
+        self.counters.delayed += now > turn.arrived_at
+        self.counters.forced += turn.is_forced
         return True
-
-    def _count(self, turn: Turn, now: float) -> None:
-        counters = self.counters
-        counters.admitted += 1
-        counters.delayed += now > turn.arrived_at
-        counters.forced += turn.is_forced
-        counters.waited_seconds += now - turn.arrived_at
 
     def _is_covered(self, rejected: list[tuple[float, int]], placement: float, needed: int) -> bool:
         """Return whether to reject a turn without looking for places that it may take.
@@ -362,9 +358,9 @@ class SessionScheduler:
         """Iterate over the sessions whose places a turn may take, in the order of taking them."""
         others = [one for one in self._places.parked() if one is not session]
         is_cold = session.placement is None and not self._waiting.is_overdue(turn, now)
-        if is_cold and self._waiting:
-            # The engine evicts the least recently used prefix first: what is newer than a held
-            # place cannot be freed without losing that place.
+        if is_cold and self._waiting and not self._waiting.has_idled(turn, now):
+            # The engine evicts the least recently used prefix first: without losing a held place,
+            # newer ones cannot be freed. That is only worth a short time in which nothing runs.
             yield from takewhile(lambda one: one.hold_until <= now, others)
             return
         yield from (one for one in others if one.hold_until <= now)
@@ -378,13 +374,14 @@ class SessionScheduler:
             newer = [one for one in held if (one.placement or 0) > placement]
             yield from sorted(newer, key=lambda one: -(one.placement or 0))
 
-    def _stop_turn(self, turn: Turn) -> PlacedSession:
+    def _stop_turn(self, turn: Turn, now: float) -> PlacedSession:
         if turn.state != "running":
-            raise ValueError(f"turn {turn.number} is {turn.state}, not running")
+            raise ValueError(f"turn {turn.number} is not running but {turn.state}")
         turn.state = "finished"
         session = self._sessions[turn.arrival.session]
         session.running -= 1
         self.running_turns -= 1
+        self._waiting.idle_since = None if self.running_turns else now
         return session
 
     def _park(self, session: PlacedSession, context_tokens: int, hold_until: float) -> None:

@@ -193,7 +193,6 @@ class SchedulerCounters:
     `forced`: turns that were admitted without room after the longest wait.
     `rotated`: places that a turn took from a session that was expected back.
     `yielded`: places that a turn took from a session that was not expected back soon.
-    `waited_seconds`: the sum of the waiting times.
     """
 
     admitted: int = 0
@@ -201,4 +200,3 @@ class SchedulerCounters:
     forced: int = 0
     rotated: int = 0
     yielded: int = 0
-    waited_seconds: float = 0.0

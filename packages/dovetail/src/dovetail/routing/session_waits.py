@@ -23,6 +23,8 @@ class WaitingTurns:
 
     A turn is overdue when it has waited so long that it may take the place of a session that is
     expected back. That takes less time for tenants below their share of the KV cache.
+
+    `idle_since`: since when no turn runs; None while one does.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class WaitingTurns:
         self._places = places
         self._turns: dict[int, Turn] = {}
         self._tokens = 0
+        self.idle_since: float | None = None
         self._rotation_seconds = 0.0
         self.update()
 
@@ -65,8 +68,19 @@ class WaitingTurns:
             return False
         return now >= turn.arrived_at + rotation or self._is_below_share(turn.arrival.tenant)
 
+    def has_idled(self, turn: Turn, now: float) -> bool:
+        """Return whether nothing has run for the time in which the engine prefills a turn."""
+        return self.idle_since is not None and now >= self._idle_deadline(turn, self.idle_since)
+
+    def _idle_deadline(self, turn: Turn, idle_since: float) -> float:
+        return idle_since + self._prefill_rate.seconds(turn.arrival.own_tokens)
+
     def next_deadline(self, now: float) -> float:
-        """Return when the next turn becomes overdue, has been so for long, or must run."""
+        """Return when to look at the waiting turns again without any other change.
+
+        That is when the next one becomes overdue, has been so for long, must run, or when nothing
+        has run for long.
+        """
         self.update()
         overdue = [self._rotation_seconds * part for part in (1.0, FAIR_ROTATION_PART)]
         reserved = (wait + RESERVED_SECONDS for wait in overdue)
@@ -75,7 +89,9 @@ class WaitingTurns:
         for wait in (self._limits.max_wait_seconds, *overdue, *reserved):
             passed = bisect_right(arrivals, now, key=partial(add, wait))
             times += (arrived_at + wait for arrived_at in arrivals[passed : passed + 1])
-        return min(times, default=inf)
+        if (idle_since := self.idle_since) is not None:
+            times += (self._idle_deadline(turn, idle_since) for turn in self)
+        return min((time for time in times if time > now), default=inf)
 
     def arrivals(self) -> dict[str, float]:
         """Return when the first waiting turn of each session arrived."""
