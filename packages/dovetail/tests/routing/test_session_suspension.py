@@ -276,19 +276,20 @@ def hold_factor(one: SessionScheduler) -> float:
 
 def test_nothing_is_prefilled_ahead_while_scheduling_is_suspended() -> None:
     """More is cached than fits: a prefill would evict the prefix of another session."""
-    sessions = SessionAdmission(kv_tokens=1_000)
 
-    async def scene() -> None:
+    async def scene() -> list[bool]:
+        sessions = SessionAdmission(kv_tokens=1_000)
         sessions.add_replica(0, "e", None)
         ((_, scheduler),) = sessions.schedulers()
-        assert not sessions.has_delayed_turns
+        has_delayed = [sessions.has_delayed_turns]
         scheduler.counters.delayed = 1
-        assert sessions.has_delayed_turns
+        has_delayed.append(sessions.has_delayed_turns)
         suspend(scheduler, 0.0)
-        assert not sessions.has_delayed_turns
+        has_delayed.append(sessions.has_delayed_turns)
         sessions.stop()
+        return has_delayed
 
-    run_jumping(scene())
+    assert run_jumping(scene()) == [False, True, False]
 
 
 @pytest.mark.parametrize("has_room", [True, False])
